@@ -24,12 +24,18 @@ from polymode.posterior import Posterior
 from polymode.tasks import Task
 
 RESULTS = Path(__file__).parents[1] / "results" / "shapes.json"
-TRAINING: dict[str, Any] = {"num_modes": 3, "epochs": 12, "lr": 1e-2, "progress": "silent"}
+TRAINING: dict[str, Any] = {
+    "num_modes": 3,
+    "epochs": 12,
+    "batch_size": 25,
+    "lr": 1e-2,
+    "progress": "silent",
+}
 METHODS: dict[str, dict[str, Any]] = {
     "deep_ensemble": {},
     "dropout": {},
     "swag": {},
-    "laplace": {"structure": "last_layer", "output_covariance": "diagonal", "link": "probit",
+    "laplace": {"structure": "last_layer", "output_covariance": "position",
                 "prior_precision": 1.0},
     "forde": {},
 }  # fmt: skip

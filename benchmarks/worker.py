@@ -114,6 +114,7 @@ def check(case: Case, result: Any) -> float | None:
         "scores",
         "all_scores",
         "evaluate",
+        "maps",
         "report",
         "pgd",
         "mmd",

@@ -25,6 +25,7 @@ from scipy.stats import t
 from docs.defaults_table import costs, defaults_tables
 from docs.growth import growth_table
 from docs.overview_tables import chooser, methods_table
+from docs.shapes_table import shapes_table
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -59,6 +60,8 @@ DROPOUT = ROOT / "docs" / "methods" / "dropout.md"
 ADVERSARY = ROOT / "docs" / "adversary.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 HMC = ROOT / "docs" / "methods" / "hmc.md"
+SEGMENTATION = ROOT / "docs" / "segmentation.md"
+SHAPES = ROOT / "results" / "shapes.json"
 VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
@@ -409,6 +412,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (SWAG, "cost", ratios_table(report, ("swag", "swag_memory"))),
         (HMC, "cost", ratios_table(report, ("whole",))),
         (VI, "cost", ratios_table(report, ("variational",))),
+        (SEGMENTATION, "shapes", shapes_table(json.loads(SHAPES.read_text()))),
         (ZOO, "zoo", zoo_table(report)),
         (ZOO, "arithmetic", arithmetic()),
         (SYMMETRIES, "speed", symmetry_table(report)),

@@ -113,3 +113,24 @@ def test_with_classes_the_gaussian_at_the_end_is_over_the_last_layer() -> None:
     assert last.weights.log_evidence == whole.weights.log_evidence
     regression_fit = fit(epochs=20)
     assert sorted(regression_fit.weights.precision) == ["weight"]
+
+
+def test_learned_noise_ends_where_its_evidence_is_largest() -> None:
+    """A linear layer, whose factors are exact: σ² = ‖y − X θ‖² / (N − γ(σ)) by eigenvalues."""
+    stream = torch.Generator().manual_seed(3)
+    x = torch.randn(30, 8, generator=stream, dtype=torch.float64)
+    y = x[:, :1] + 0.5 * torch.randn(30, 1, generator=stream, dtype=torch.float64)
+    task = pm.Task(train=(x, y), likelihood=Gaussian(noise="learned"), target_scaling=None)
+    post = pm.fit(
+        "laplace_map", net=lambda: torch.nn.Linear(8, 1, bias=False), task=task, prior="single",
+        epochs=300, lr=0.05, dtype=torch.float64, progress="silent",
+    )  # fmt: skip
+    (precision,) = set(post.config["trained_precisions"][0].values())
+    scales = torch.linalg.eigvalsh(x.mT @ x)
+    with torch.no_grad():
+        squares = float((post.members[0](x) - y).square().sum())
+    variance = float(post.stack.extra["log_noise"].detach().exp().square())
+    shares = scales / variance
+    gamma = float((shares / (shares + precision)).sum())
+    assert 5 < gamma < 8
+    assert variance == pytest.approx(squares / (30 - gamma), rel=1e-6)

@@ -73,6 +73,23 @@ def test_equal_forecasts_share_a_group():
     )
 
 
+def test_the_correction_is_exact_in_expectation():
+    """All labels of two groups of three calibrated examples, weighted by their probability: the
+    mean reliability is 0. That of the resolution is R (1 + 1/(N − 1)) where the forecasts are the
+    same each time; the correction is for forecasts that are drawn with the labels."""
+    table = torch.tensor([[0.8, 0.2], [0.35, 0.65]], dtype=torch.float64)
+    probs = table[[0, 0, 0, 1, 1, 1]]
+    reliability = resolution = 0.0
+    for labels in np.ndindex(*[2] * 6):
+        chance = probs[range(6), labels].prod().item()
+        parts = d.decompose_brier(of(probs), torch.tensor(labels))
+        reliability += chance * parts.reliability.value
+        resolution += chance * parts.resolution.value
+    assert reliability == pytest.approx(0, abs=1e-12)
+    exact = (table - table.mean(0)).square().sum(1).mean().item()
+    assert resolution == pytest.approx(exact * 6 / 5)
+
+
 def test_calibrated_forecasts_have_no_reliability_left_after_the_correction():
     """300 draws of 200 calibrated labels, forecasts of five values: the mean of the debiased
     reliability is 0 within four standard errors (false alarms 1 in 16,000), without the correction

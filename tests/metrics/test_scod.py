@@ -38,6 +38,8 @@ def test_constant_scores_and_the_best_order_have_their_closed_forms():
     wrong = torch.tensor([0.0] * 30 + [1.0] * 10)
     constant = scod_augrc(torch.zeros(40), wrong, torch.zeros(8))
     assert constant.value == pytest.approx(0.25 * 1.25)
+    spread = 0.5 * 0.5 * wrong.double().std().item()  # of half the mean loss of half the inputs
+    assert constant.standard_error == pytest.approx(spread / 40**0.5)
     best = scod_augrc(wrong, wrong, torch.ones(8))
     assert best.value == pytest.approx(1.25**2 / 8)
 

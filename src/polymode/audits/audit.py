@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from polymode._version import __version__
-from polymode.audits.checks import CHECKS, NotApplicable
+from polymode.audits.checks import CHECKS, NotApplicable, all_checks
 from polymode.audits.finding import LEVEL, SEVERITIES, Finding
 from polymode.audits.subject import Subject
 from polymode.core.safe_files import json_safe, replace_file
-from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.kinds import Gaussian, Likelihood
 from polymode.methods.fit import fit
 from polymode.metrics.paired import not_rejected
 from polymode.posterior import Posterior
@@ -142,7 +142,8 @@ def audit(
         groups: columns of the test set by name, a value for each example.
         ood: data sets from elsewhere, by name, as in `pm.Task(ood=...)`.
         baseline: an older version, to compare with example by example.
-        likelihood: "categorical", or that of a regression.
+        likelihood: "categorical", or that of a regression, such as "heteroscedastic_gaussian". For
+            "gaussian" without `noise`, its standard deviation is that of the errors on `val`.
         output: name or place of the logits in what the network returns, as in `pm.fit`.
         checks: names of checks; all by default.
         budget: seconds for the checks that fit, attack or draw.
@@ -157,10 +158,11 @@ def audit(
     >>> pm.audit(net, (x, y)).severity
     'none'
     """
+    law, num_rows = _with_noise(likelihood, net, val, train, output)
     subject = _subject(
-        net, test, val=val, train=train, ood=ood, baseline=baseline, likelihood=likelihood,
-        output=output,
-    )  # fmt: skip
+        net, test, val=val, train=train, ood=ood, baseline=baseline, likelihood=law, output=output
+    )
+    subject.noise_fitted_on = num_rows
     subject.groups = _groups(groups or {}, len(subject.targets))
     subject.budget, subject.seed = budget, seed
     return look(subject, checks)
@@ -170,7 +172,7 @@ def look(subject: Subject, checks: Sequence[str] | None = None) -> Audit:
     """Let checks look at a subject, and correct what they say for how many tests there are."""
     findings: list[Finding] = []
     refused: dict[str, str] = {}
-    for name in CHECKS.names() if checks is None else checks:
+    for name in all_checks() if checks is None else checks:
         try:
             findings += CHECKS.get(name).value(subject)
         except NotApplicable as reason:
@@ -224,6 +226,31 @@ def _subject(
         raise ValueError("the task of an audit needs training data; give test=task.test instead")
     older = None if baseline is None else _posterior(baseline, task, output)
     return Subject(_posterior(net, task, output), task, baseline=older, has_train=has_train)
+
+
+def _with_noise(
+    likelihood: str | Likelihood, net: Any, val: Any, train: Any, output: str | int | None
+) -> tuple[str | Likelihood, int | None]:
+    """Return the likelihood with the noise of a Gaussian, and on how many rows it was fitted.
+
+    Its variance is the mean square of the errors on `val` less the variance between networks.
+    """
+    unset = isinstance(likelihood, Gaussian) and likelihood.noise is None
+    if (likelihood != "gaussian" and not unset) or isinstance(net, Posterior):
+        return likelihood, None
+    if val is None:
+        raise ValueError(
+            "a Gaussian likelihood needs its noise: give likelihood=Gaussian(noise=...), or"
+            " labelled validation data (`val`) on which it is fitted"
+        )
+    trial = _subject(
+        net, val, val=None, train=train, ood=None, baseline=None,
+        likelihood=Gaussian(noise=1.0), output=output,
+    )  # fmt: skip
+    errors = (trial.targets - trial.prediction.mean).double().square()
+    between = trial.prediction.epistemic_variance.double()
+    variance = torch.maximum((errors - between).mean(0), 1e-6 * errors.mean(0)).clamp_min(1e-24)
+    return Gaussian(noise=tuple(variance.sqrt().tolist())), len(errors)
 
 
 def _posterior(net: Any, task: Task, output: Any) -> Posterior:

@@ -31,6 +31,7 @@ class Subject:
         baseline: the posterior of an older version, or None.
         budget: seconds that checks which fit or attack may take together.
         seed: of what is random in checks.
+        noise_fitted_on: rows from which the noise of a regression was fitted here, or None.
         started: when the audit began.
     """
 
@@ -42,6 +43,7 @@ class Subject:
     seed: int = 0
     has_train: bool = False
     has_labels: bool = True
+    noise_fitted_on: int | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -22,10 +22,13 @@ labels has little curvature, so most weights keep the spread of their prior, and
 adds it up in the logits. The networks themselves do not suffer. So for classes the Gaussian at the
 end is over the last layer, with λ by the evidence of the linear model (`spread`).
 
-Learned noise of a regression is trained with the weights, by its likelihood.
+Learned noise of a regression is trained with the weights, by its likelihood; at the end it becomes
+MacKay's, σ² = Σ (y − f)² / (N − γ), since errors on data that were fitted are too small.
 
-Limits: an update costs a pass over the data with C backward passes; the evidence is approximate,
-with a curvature of structure "kron" or "diag".
+Limits: nothing is held out, so a network with many more weights than examples may still end
+    overconfident (friedman1 of 500 rows: 90 % intervals hold .5 to .8 of the targets); an update
+    costs a pass over the data with C backward passes; the evidence is approximate, with a curvature
+    of structure "kron" or "diag".
 References: D. MacKay, A practical Bayesian framework for backpropagation networks, Neural
     Computation 4(3), 1992; A. Immer, M. Bauer, V. Fortuin, G. Rätsch, M. E. Khan, Scalable marginal
     likelihood estimation for model selection in deep learning, ICML 2021, whose updates are
@@ -36,6 +39,7 @@ Shapes: `M` modes, `G` groups, `L` samples per mode.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +65,7 @@ from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
 
 _LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
+_ROUNDS = 20  # of noise and γ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +187,16 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     """Return a Gaussian around each network, with the λ that training ended with."""
     stack = state.stack.clone().eval()
     posteriors, curvatures = _posteriors(config, problem, stack, state.precision)
-    evidences = [
-        float(
-            log_evidence(
-                mode_curvature, {n: t.detach()[k] for n, t in stack.params.items()}, mode_precision
-            )
-        )
-        for k, (mode_curvature, mode_precision) in enumerate(
-            zip(curvatures, (p.precision for p in posteriors), strict=True)
-        )
-    ]
+    evidences = []
+    for k, (posterior, mode_curvature) in enumerate(zip(posteriors, curvatures, strict=True)):
+        precision, factor = posterior.precision, 1.0
+        if problem.likelihood.learns and mode_curvature.num_values:
+            factor = noise_factor(posterior, mode_curvature)
+            posteriors[k] = posterior.scaled(factor).with_precision(precision)
+            for tensor in stack.extra.values():
+                tensor.data[k] -= 0.5 * math.log(factor)
+        params = {n: t.detach()[k] for n, t in stack.params.items()}
+        evidences.append(float(log_evidence(mode_curvature, params, precision, factor)))
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
     if _is_spread_last(config, problem.likelihood, stack, layers):
@@ -210,6 +215,22 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
         ]
         weights.chosen = {**weights.chosen, "trained_precisions": trained}
     return weights
+
+
+def noise_factor(posterior: GaussianPosterior, mode_curvature: Curvature) -> float:
+    """Return σ₀² / σ², with σ₀ the trained noise and σ² = Σ (y − f)² / (N − γ), MacKay's.
+
+    Trained noise is that of errors on the training data, which are too small by what the γ weights
+    that the data determine have fitted. γ depends on σ, so both are found in turn. Factors often
+    count more weights than there are values, of which half are left at least; and noise that has
+    not come down to the errors yet stays.
+    """
+    factor, number = 1.0, mode_curvature.num_values
+    for _ in range(_ROUNDS):
+        effective = sum(float(g) for g in posterior.scaled(factor).effective().values())
+        factor = max(number - effective, 0.5 * number) / mode_curvature.weighted_error
+        factor = min(factor, 1.0)
+    return factor
 
 
 def _is_spread_last(

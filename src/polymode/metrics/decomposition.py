@@ -33,7 +33,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polymode.core.checks import check_call
@@ -42,6 +41,7 @@ from polymode.metrics.score import CLASSIFICATION, Score, mean_score, register
 from polymode.prediction import Prediction
 
 _MOST_GROUPS = 5  # of a predicted class
+_BLOCK = 2**22  # probabilities that are turned into float64 at a time
 _LEAST_EXAMPLES = 20  # of a group, where its class has so many
 
 _part_of_brier = partial(register, CLASSIFICATION, unit="probability²", family="quality")
@@ -64,12 +64,12 @@ class Decomposition(NamedTuple):
 
 
 class _Groups(NamedTuple):
-    forecast: Tensor  # (N, C)
+    forecast: Tensor  # (N, C), as predicted
     labels: Tensor  # (N,)
     place: Tensor  # (N,) number of the group
     sizes: Tensor  # (G,)
-    mean: Tensor  # (G, C) mean forecast
     frequency: Tensor  # (G, C)
+    overall: Tensor  # (C,)
 
 
 def decompose_brier(prediction: Prediction, targets: Tensor, debias: bool = True) -> Decomposition:
@@ -80,15 +80,10 @@ def decompose_brier(prediction: Prediction, targets: Tensor, debias: bool = True
     """
     check_call(decompose_brier, locals())
     groups = _grouped(prediction, targets, "decompose_brier")
-    overall = _overall(groups)
-    reliability = _mean_divergence(groups, groups.mean, _square, True)
-    resolution = _mean_divergence(groups, overall.expand_as(groups.mean), _square, False)
-    uncertainty = 1.0 - overall.square().sum().item()
+    reliability, resolution = _reliability(groups, _square), _resolution(groups, _square)
+    uncertainty = 1.0 - groups.overall.square().sum().item()
     if debias:
-        number = len(groups.labels)
-        noise = 1.0 - groups.frequency.square().sum(1)
-        chance = (groups.sizes * noise / (groups.sizes - 1).clamp(min=1)).sum().item() / number
-        of_all = uncertainty / max(1, number - 1)
+        chance, of_all = _chance(groups)
         reliability = _less(reliability, chance)
         resolution = _less(resolution, chance - of_all)
         uncertainty += of_all
@@ -105,10 +100,9 @@ def decompose_log(prediction: Prediction, targets: Tensor) -> Decomposition:
     """
     check_call(decompose_log, locals())
     groups = _grouped(prediction, targets, "decompose_log")
-    overall = _overall(groups)
-    reliability = _mean_divergence(groups, groups.mean, _kullback_leibler, True)
-    resolution = _mean_divergence(groups, overall.expand_as(groups.mean), _kullback_leibler, False)
-    uncertainty = -torch.special.xlogy(overall, overall).sum().item()
+    reliability = _reliability(groups, _kullback_leibler)
+    resolution = _resolution(groups, _kullback_leibler)
+    uncertainty = -torch.special.xlogy(groups.overall, groups.overall).sum().item()
     total = uncertainty - resolution.value + reliability.value
     return Decomposition(
         reliability, resolution, uncertainty, nll(prediction, targets).value - total
@@ -129,7 +123,8 @@ def brier_reliability(prediction: Prediction, targets: Tensor) -> Score:
     sees, and less than all. The standard error holds the groups fixed.
     """
     check_call(brier_reliability, locals())
-    return decompose_brier(prediction, targets).reliability
+    groups = _grouped(prediction, targets, "brier_reliability")
+    return _less(_reliability(groups, _square), _chance(groups)[0])
 
 
 @_part_of_brier(
@@ -142,7 +137,9 @@ def brier_reliability(prediction: Prediction, targets: Tensor) -> Score:
 def brier_resolution(prediction: Prediction, targets: Tensor) -> Score:
     """Return the resolution of `decompose_brier`, at most the uncertainty of the labels."""
     check_call(brier_resolution, locals())
-    return decompose_brier(prediction, targets).resolution
+    groups = _grouped(prediction, targets, "brier_resolution")
+    chance, of_all = _chance(groups)
+    return _less(_resolution(groups, _square), chance - of_all)
 
 
 @_part_of_log(
@@ -157,7 +154,7 @@ def nll_reliability(prediction: Prediction, targets: Tensor) -> Score:
     Trap: biased upwards, by about (C - 1) / 2 nats per group and 1/N of it: compare equal N.
     """
     check_call(nll_reliability, locals())
-    return decompose_log(prediction, targets).reliability
+    return _reliability(_grouped(prediction, targets, "nll_reliability"), _kullback_leibler)
 
 
 @_part_of_log(
@@ -169,21 +166,24 @@ def nll_reliability(prediction: Prediction, targets: Tensor) -> Score:
 def nll_resolution(prediction: Prediction, targets: Tensor) -> Score:
     """Return the resolution of `decompose_log`: the mutual information of group and label."""
     check_call(nll_resolution, locals())
-    return decompose_log(prediction, targets).resolution
+    return _resolution(_grouped(prediction, targets, "nll_resolution"), _kullback_leibler)
 
 
 def _grouped(prediction: Prediction, targets: Tensor, metric: str) -> _Groups:
     classes, labels = classes_and_labels(prediction, targets, metric)
-    forecast = classes.mean.detach().double()
-    index = _group_index(classes.classes, classes.confidence.detach())
-    sizes = index.bincount().double()
-    shape = (len(sizes), forecast.shape[1])
-
-    def mean(rows: Tensor) -> Tensor:
-        return forecast.new_zeros(shape).index_add_(0, index, rows) / sizes[:, None]
-
-    one_hot = F.one_hot(labels, shape[1]).double()
-    return _Groups(forecast, labels, index, sizes, mean(forecast), mean(one_hot))
+    place = _group_index(classes.classes, classes.confidence.detach())
+    sizes = place.bincount().double()
+    number = classes.num_outputs
+    pairs = (place * number + labels).bincount(minlength=len(sizes) * number)
+    counts = pairs.view(len(sizes), number).double()
+    return _Groups(
+        forecast=classes.mean.detach(),
+        labels=labels,
+        place=place,
+        sizes=sizes,
+        frequency=counts / sizes[:, None],
+        overall=counts.sum(0) / len(labels),
+    )
 
 
 def _group_index(top: Tensor, confidence: Tensor) -> Tensor:
@@ -204,10 +204,6 @@ def _group_index(top: Tensor, confidence: Tensor) -> Tensor:
     return (top * _MOST_GROUPS + number).unique(return_inverse=True)[1]
 
 
-def _overall(groups: _Groups) -> Tensor:
-    return (groups.sizes @ groups.frequency) / groups.sizes.sum()
-
-
 _Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -223,24 +219,42 @@ def _kullback_leibler(o: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (o * ratio).sum(1), ratio, slope
 
 
-def _mean_divergence(
-    groups: _Groups, reference: Tensor, divergence: _Divergence, moving: bool
-) -> Score:
-    """Return the mean of d(o_g, f_g); `each` are linearised contributions, whose mean it is.
+def _reliability(groups: _Groups, divergence: _Divergence) -> Score:
+    """Return the mean of d(o_g, f_g); `each` are linearised contributions, whose mean it is."""
+    mean = torch.zeros_like(groups.frequency)
+    blocks = range(0, len(groups.labels), max(1, _BLOCK // groups.frequency.shape[1]))
+    parts = [slice(start, start + blocks.step) for start in blocks]
+    for part in parts:
+        mean.index_add_(0, groups.place[part], groups.forecast[part].double())
+    mean /= groups.sizes[:, None]
+    values, of_label, of_forecast = divergence(groups.frequency, mean)
+    moved = [  # by the forecast of each example, about the mean of its group
+        (of_forecast[groups.place[part]] * groups.forecast[part].double()).sum(1) for part in parts
+    ]
+    centre = (of_forecast * mean).sum(1)[groups.place]
+    return _linear(groups, values, of_label, torch.cat(moved) - centre)
 
-    Args:
-        moving: whether the reference is the mean forecast of each group; otherwise it is that of
-            all labels, whose own error cancels to first order.
-    """
-    values, of_label, of_forecast = divergence(groups.frequency, reference)
-    index = groups.place
-    centred = of_label - (of_label * groups.frequency).sum(1, keepdim=True)
-    each = values[index] + centred[index].gather(1, groups.labels[:, None])[:, 0]
-    if moving:
-        each = each + (of_forecast[index] * (groups.forecast - groups.mean[index])).sum(1)
-    score = mean_score(each)
-    exact = (groups.sizes @ values / groups.sizes.sum()).item()
-    return score._replace(value=exact)
+
+def _resolution(groups: _Groups, divergence: _Divergence) -> Score:
+    """Return the mean of d(o_g, o), o of all labels, whose own error cancels to first order."""
+    values, of_label, _ = divergence(groups.frequency, groups.overall.expand_as(groups.frequency))
+    return _linear(groups, values, of_label, 0.0)
+
+
+def _linear(groups: _Groups, values: Tensor, of_label: Tensor, moved: Tensor | float) -> Score:
+    place = groups.place
+    centre = (of_label * groups.frequency).sum(1)
+    each = values[place] + of_label[place, groups.labels] - centre[place] + moved
+    exact = (groups.sizes @ values / len(place)).item()
+    return mean_score(each)._replace(value=exact)
+
+
+def _chance(groups: _Groups) -> tuple[float, float]:
+    """Return what chance adds to reliability and resolution, and what it takes from uncertainty."""
+    number = len(groups.labels)
+    noise = 1.0 - groups.frequency.square().sum(1)
+    by_group = (groups.sizes * noise / (groups.sizes - 1).clamp(min=1)).sum().item() / number
+    return by_group, (1.0 - groups.overall.square().sum().item()) / max(1, number - 1)
 
 
 def _less(score: Score, amount: float) -> Score:

@@ -275,10 +275,10 @@ def test_examples_that_stand_for_several_give_the_prior_of_all(classes, monkeypa
     x = torch.randn(40, 3, generator=stream, dtype=torch.float64)
     noise = torch.randn(40, 1, generator=stream, dtype=torch.float64)
     y = (x[:, 0] + noise[:, 0] > 0).long() if classes else x[:, :1].sin() + 0.3 * noise
-    likelihood = "categorical" if classes else pm.likelihoods.Gaussian(noise="learned")
+    likelihood = "categorical" if classes else pm.likelihoods.Gaussian(noise=0.3)
     task = pm.Task(
         train=(x.repeat_interleave(4, 0), y.repeat_interleave(4, 0)), likelihood=likelihood,
-        target_scaling=None if classes else "auto",
+        target_scaling=None,
     )  # fmt: skip
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2 if classes else 1)).double()
     trained = pm.fit("map", net=net, task=task, epochs=100, lr=0.02, progress="silent", holdout=0)
@@ -288,3 +288,20 @@ def test_examples_that_stand_for_several_give_the_prior_of_all(classes, monkeypa
         for number in (40, 160)
     ]  # fmt: skip
     assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def test_few_examples_do_not_say_what_the_noise_is() -> None:
+    """Twenty examples that count eight times are fitted exactly by 33 weights; the noise stays that
+    of the errors of all."""
+    stream = torch.Generator().manual_seed(2)
+    x = torch.randn(160, 2, generator=stream, dtype=torch.float64)
+    y = x[:, :1].sin() + 0.5 * torch.randn(160, 1, generator=stream, dtype=torch.float64)
+    task = pm.Task(train=(x, y), likelihood=pm.likelihoods.Gaussian(noise="learned"))
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    trained = pm.fit("map", net=net, task=task, epochs=60, lr=0.02, progress="silent", holdout=0)
+    few = pm.fit("laplace", net=trained, task=task, progress="silent", structure="kron",
+                 prior_examples=20)  # fmt: skip
+    with torch.no_grad():
+        errors = few.members[0](x) - y
+    noise = float(few.stack.extra["log_noise"].detach().exp())
+    assert noise == pytest.approx(float(errors.square().mean().sqrt()), rel=1e-6)

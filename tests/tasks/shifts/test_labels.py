@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polymode.tasks.shifts import label_noise
@@ -10,6 +10,7 @@ from polymode.tasks.shifts import label_noise
 LABELS = torch.arange(1000) % 10
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.floats(0, 1), st.integers(2, 12), st.integers(0, 5))
 def test_symmetric_noise_changes_exactly_the_fraction(fraction, num_classes, seed):
     labels = torch.arange(97) % num_classes

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import norm
 from torch import Tensor
 
+from polymode.audits.checks.laws import EXACT, sum_law
 from polymode.audits.checks.registry import CHECKS, need_classes
 from polymode.audits.finding import LEVEL, Evidence, Finding, interval_text, percent
 from polymode.audits.subject import Subject
@@ -17,7 +18,6 @@ from polymode.prediction import CategoricalPrediction, Prediction
 
 BINS = 10  # of equal mass, for the test of shape and its table
 DRAWS = 2000  # simulated sets of labels
-EXACT = 2000.0  # variance of a number of mistakes up to which its law is exact
 LEAST = 30  # examples of a class or group that are tested
 SMALL, LARGE = 0.02, 0.05  # gaps between confidence and accuracy: low below, high above
 
@@ -37,17 +37,13 @@ def gap_test(confidence: np.ndarray, correct: np.ndarray) -> float:
     >>> gap_test(np.full(10, 0.5), np.ones(10)) == 2 * 0.5**10
     True
     """
-    rates = np.sort(1.0 - np.clip(confidence, 0.0, 1.0))[::-1]
+    rates = 1.0 - np.clip(confidence, 0.0, 1.0)
     mistakes = len(correct) - int(correct.sum())
-    mean, variance = float(rates.sum()), float((rates * (1 - rates)).sum())
+    variance = float((rates * (1 - rates)).sum())
     if variance > EXACT:
-        distance = max(abs(mistakes - mean) - 0.5, 0.0)
+        distance = max(abs(mistakes - float(rates.sum())) - 0.5, 0.0)
         return float(2 * norm.sf(distance / math.sqrt(variance)))
-    law = np.zeros(min(len(rates), int(mean + 12 * math.sqrt(variance)) + 20) + 1)
-    law[0] = 1.0
-    for rate in rates:
-        law[1:] = law[1:] * (1 - rate) + law[:-1] * rate
-        law[0] *= 1 - rate
+    law = sum_law(rates)
     if mistakes >= len(law):
         return 0.0
     return min(1.0, 2 * float(min(law[: mistakes + 1].sum(), law[mistakes:].sum())))

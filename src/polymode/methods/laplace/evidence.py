@@ -405,7 +405,8 @@ def choose_prior(
     mask = free_weights(curvature.blocks, tangent)
     work = work_on(problem.data, f"evidence of mode {mode}, products with the Jacobian", _PASSES)
     evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask, work.step)
-    learns = problem.likelihood.learns
+    # the optimum for few examples fits them too well to tell the noise, whatever they count
+    learns = problem.likelihood.learns and evidence.weight == 1
     start = starting_precision(evidence.sizes, evidence.point_squares)
     beta = torch.ones(int(learns), dtype=torch.float64)
     steps, tolerance = (200, 1e-5) if config.evidence == "trained" else (30, 1e-2)

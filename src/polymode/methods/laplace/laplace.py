@@ -117,7 +117,8 @@ class Laplace(HeldOut, Trained):
         ge=2,
         doc="training examples by which the evidence finds λ",
         none="is all of them for last_layer, and otherwise 1,000, or a thirtieth if that is more",
-        more="What they say counts N/n times; the curvature is that of all data.",
+        more="What they say counts N/n times; the curvature is that of all data. Noise is found by"
+        " all examples, and otherwise stays as it was trained, or held out.",
     )
     fisher: str | None = option(
         None,

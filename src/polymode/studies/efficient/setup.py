@@ -38,11 +38,11 @@ METHODS_OF_THE_BOX = (
 SMALL = {
     "map": 2.0, "packed": 1.3, "batch_ensemble": 0.7, "tabm": 0.7, "vbll": 0.65,
     "evidential": 1.2, "ema": 1.7, "swa": 1.7, "mc_batchnorm": 2.0, "forde": 0.4,
-    "sngp": 1.5, "ddu": 2.0,
+    "sngp": 1.5, "ddu": 2.0, "lp_bnn": 0.2,
 }  # fmt: skip
 IMAGES = {
     "map": 3.7, "packed": 1.5, "batch_ensemble": 0.6, "vbll": 2.5, "evidential": 3.6, "ema": 3.6,
-    "swa": 3.6, "forde": 0.35, "masksembles": 0.7, "sngp": 2.9, "ddu": 3.7,
+    "swa": 3.6, "forde": 0.35, "masksembles": 0.7, "sngp": 2.9, "ddu": 3.7, "lp_bnn": 0.5,
 }  # fmt: skip
 """Epochs that take as long as the deep ensemble's, over its own, by CPU time of one thread: small
 dense networks, where four members cost little more than one, and convolutions. A method that is

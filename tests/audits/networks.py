@@ -1,0 +1,46 @@
+"""Networks and data whose truth is known, for tests of audits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polymode.audits.audit import _posterior
+from polymode.audits.subject import Subject
+from polymode.tasks.task import Task
+
+
+def linear(classes: int = 3, factor: float = 3.0) -> nn.Module:
+    """A network from four features to logits."""
+    torch.manual_seed(1)
+    net = nn.Linear(4, classes)
+    with torch.no_grad():
+        net.weight.mul_(factor)
+    return net
+
+
+def drawn(net: nn.Module, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs, and labels that are drawn with the probabilities of a network."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator)
+    return x, torch.multinomial(net(x).softmax(-1).detach(), 1, generator=generator)[:, 0]
+
+
+def subject_of(
+    net: nn.Module,
+    test: tuple[Tensor, Tensor],
+    train: tuple[Tensor, Tensor] | None = None,
+    groups: dict[str, np.ndarray] | None = None,
+    baseline: nn.Module | None = None,
+) -> Subject:
+    """Return what a check looks at."""
+    task = Task(
+        train=train or test, test=test, likelihood="categorical", name="audit",
+        target_scaling=None, input_scaling=None, target_size=int(test[1].max()) + 1,
+    )  # fmt: skip
+    older = None if baseline is None else _posterior(baseline, task, None)
+    return Subject(
+        _posterior(net, task, None), task, groups=groups or {}, baseline=older,
+        has_train=train is not None,
+    )  # fmt: skip
