@@ -116,7 +116,7 @@ def first_weight(stack: Stack) -> str:
             "mimo widens the first trained layer and has a last one for each member, but in this"
             " network they are one; take a network with a hidden layer, or deep_ensemble"
         )
-    return f"{conversion.numbers['first']}.weight"
+    return joint.weight_of(conversion.numbers["first"])
 
 
 def step(config: MIMO, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:

@@ -30,7 +30,8 @@ from polymode.nets.conversion.conversion import (
     require_gradients,
 )
 from polymode.tracing.attention import plain_attention
-from polymode.tracing.modules import aliases_of
+from polymode.tracing.modules import Tensors, aliases_of
+from polymode.tracing.network import without_values
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST = (nn.Linear, *CONVOLUTIONS)
@@ -99,8 +100,13 @@ def plan(sample: Sample) -> Conversion | None:
     if not heads & sample.trained:
         _refuse("its last layer is not trained, so that members would be one")
     _require_one_pass(sample, heads)
-    common = [n for n in names if n in sample.trained - heads and n != f"{first}.weight"]
+    common = [n for n in names if n in sample.trained - heads and n != weight_of(first)]
     return Conversion("joint", {"first": first, "common": common})
+
+
+def weight_of(path: str) -> str:
+    """Return the name of a layer's weight."""
+    return f"{path}.weight".lstrip(".")
 
 
 def _first_layer(sample: Sample) -> str:
@@ -126,22 +132,28 @@ def _first_layer(sample: Sample) -> str:
         require_gradients(outputs)
     if not calls:
         _refuse("no trained layer sees the inputs")
+    _require_widening(sample, calls)
+    return calls[0][0]
+
+
+def _require_widening(sample: Sample, calls: list[tuple[str, Any]]) -> None:
+    """Refuse a first layer that cannot take several inputs, or is not the only way for them."""
     first, x = calls[0]
     layer: Any = sample.module.get_submodule(first)
     if type(layer) not in FIRST or "weight" not in layer._parameters:  # a hook makes it of another
         kind = type(layer).__name__
         _refuse(f"'{first or kind}' ({kind}) comes first")
-    if f"{first}.weight" not in sample.trained:
+    weight = weight_of(first)
+    if weight not in sample.trained:
         _refuse(f"the weight of '{first}', which comes first, is frozen")
     if sum(path == first for path, _ in calls) > 1:
         _refuse(f"'{first}' is called again")
-    if len(aliases_of(sample.module).get(f"{first}.weight", [])) != 1:
+    if len(aliases_of(sample.module).get(weight, [])) != 1:
         _refuse(f"the weight of '{first}' is tied to another layer's")
     if getattr(layer, "groups", 1) > 1:
         _refuse(f"'{first}' is a grouped convolution")
     if x is None or x.requires_grad or _passes_by(sample, layer):
         _refuse(f"the inputs do not all go through '{first}', which comes first")
-    return first
 
 
 def _is_layer(layer: nn.Module) -> bool:
@@ -156,6 +168,7 @@ def _is_trained(sample: Sample, path: str, layer: nn.Module) -> bool:
 
 def _passes_by(sample: Sample, layer: nn.Module) -> bool:
     """Whether inputs reach the output on another way than through a layer."""
+    assert isinstance(sample.x, Tensor)
     x = sample.x.clone().requires_grad_()
     plain = type(layer).forward
     with private(sample) as module:
@@ -169,13 +182,17 @@ def _passes_by(sample: Sample, layer: nn.Module) -> bool:
 
 def _require_one_pass(sample: Sample, heads: set[str]) -> None:
     """Refuse networks of which torch cannot compute all heads at once, with their gradients."""
-    held = dict(sample.module.named_parameters())
-    two_heads = {name: held[name].detach().expand(2, *held[name].shape) for name in heads}
-    two_heads = {name: tensor.clone().requires_grad_() for name, tensor in two_heads.items()}
+    held = {**dict(sample.module.named_parameters()), **dict(sample.module.named_buffers())}
+    two = {name: held[name].detach().expand(2, *held[name].shape) for name in heads}
+    two = {name: tensor.clone().requires_grad_() for name, tensor in two.items()}
+
+    def run(own: Tensors) -> Any:
+        return functional_call(template, {**held, **own}, (sample.x.clone(),))
+
     with private(sample) as module, plain_attention():
+        template = without_values(module)  # as a stack holds it
         try:
-            run = lambda heads: functional_call(module, heads, (sample.x.clone(),))  # noqa: E731
-            vmap(run, randomness="same")(two_heads).sum().backward()
+            vmap(run, randomness="same")(two).sum().backward()
         except RuntimeError as error:
             raise ValueError(
                 "mimo computes all heads in one pass of torch.func.vmap, which this network does"
