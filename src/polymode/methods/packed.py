@@ -33,7 +33,6 @@ from polymode.methods.method import METHODS, Method
 from polymode.nets.conversion import Conversion, thin
 from polymode.nets.conversion.conversion import Sample
 
-
 ROUNDING = 1.1  # of a width, beyond which it is said
 
 
@@ -108,11 +107,11 @@ def _warn_of_rounding(
     }
     if over:
         path = max(over, key=lambda name: over[name])
-        others = f", and {len(over) - 1} more so" if len(over) > 1 else ""
+        others = f", and those of {len(over) - 1} other layers" if len(over) > 1 else ""
         warn(
             f"packed rounds the {factor * widths[path]:g} units of '{path}' up to"
-            f" {layers[path][1]} per member, {over[path] - 1:.0%} more{others}; take `num_modes` that"
-            " divides alpha times the widths"
+            f" {layers[path][1]} per member, {over[path] - 1:.0%} more{others}; take `num_modes`"
+            " that divides alpha times the widths"
         )
 
 
