@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymode.audits.audit import _posterior
+from polymode.audits.sources import as_posterior
 from polymode.audits.subject import Subject
 from polymode.tasks.task import Task
 
@@ -39,8 +39,8 @@ def subject_of(
         train=train or test, test=test, likelihood="categorical", name="audit",
         target_scaling=None, input_scaling=None, target_size=int(test[1].max()) + 1,
     )  # fmt: skip
-    older = None if baseline is None else _posterior(baseline, task, None)
+    older = None if baseline is None else as_posterior(baseline, task, None)
     return Subject(
-        _posterior(net, task, None), task, groups=groups or {}, baseline=older,
+        as_posterior(net, task, None), task, groups=groups or {}, baseline=older,
         has_train=train is not None,
     )  # fmt: skip

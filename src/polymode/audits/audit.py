@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ from torch import nn
 
 from polymode._version import __version__
 from polymode.audits.checks import CHECKS, NotApplicable, all_checks
+from polymode.audits.figures import figures_of
 from polymode.audits.finding import LEVEL, SEVERITIES, Finding
+from polymode.audits.sources import Sources, as_posterior, subject_of
 from polymode.audits.subject import Subject
 from polymode.core.safe_files import json_safe, replace_file
-from polymode.likelihoods.kinds import Gaussian, Likelihood
-from polymode.methods.fit import fit
+from polymode.likelihoods.kinds import Likelihood
 from polymode.metrics.paired import not_rejected
+from polymode.plots.display import Display
 from polymode.posterior import Posterior
-from polymode.tasks.task import Task
 
 MOST = 7  # findings that a page starts with
 
@@ -35,11 +35,16 @@ class Audit:
         findings: all of them, the most severe first; those whose test did not reject are "none".
         not_applicable: checks that could not be made, with the reason.
         facts: what was audited, for people.
+        best: the best posterior of those that were tried, the networks as they are if none is
+            better: `audit.best.save(...)`.
+        figures: for the page.
     """
 
     findings: Sequence[Finding]
     not_applicable: Mapping[str, str]
     facts: Mapping[str, str]
+    best: Posterior | None = field(default=None, repr=False, compare=False)
+    figures: Sequence[Display] = field(default=(), repr=False, compare=False)
 
     @property
     def problems(self) -> list[Finding]:
@@ -128,15 +133,18 @@ def audit(
     likelihood: str | Likelihood = "categorical",
     output: str | int | None = None,
     checks: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     budget: float = 600.0,
     seed: int = 0,
+    progress: Callable[[str], None] | None = None,
 ) -> Audit:
     """Return what can be said of networks that are already trained; nothing is trained again.
 
     Args:
         net: a trained module that returns logits, a list of modules (an ensemble), or a posterior.
         test: labelled data that the network was not trained on: (x, y), a `Dataset` or a
-            `DataLoader`, as in `pm.Task(test=...)`; or a `Task` with its sets.
+            `DataLoader`, as in `pm.Task(test=...)`; or a `Task` with its sets. Inputs alone, an
+            array or a dictionary, are data without labels, of which less can be said.
         val: further labelled data, on which temperatures and thresholds are chosen.
         train: what the network was trained on; only looked at.
         groups: columns of the test set by name, a value for each example.
@@ -146,8 +154,10 @@ def audit(
             "gaussian" without `noise`, its standard deviation is that of the errors on `val`.
         output: name or place of the logits in what the network returns, as in `pm.fit`.
         checks: names of checks; all by default.
+        class_names: in the order of the labels.
         budget: seconds for the checks that fit, attack or draw.
         seed: of everything random.
+        progress: called with the name of each check before it is made.
 
     Returns:
         An `Audit`: `audit.verdict`, `audit.findings`, `audit.save("folder")`.
@@ -158,26 +168,32 @@ def audit(
     >>> pm.audit(net, (x, y)).severity
     'none'
     """
-    law, num_rows = _with_noise(likelihood, net, val, train, output)
-    subject = _subject(
-        net, test, val=val, train=train, ood=ood, baseline=baseline, likelihood=law, output=output
-    )
-    subject.noise_fitted_on = num_rows
+    data = Sources(test, val, train, ood or {}, likelihood, output, class_names)
+    subject = subject_of(net, data)
+    if baseline is not None:
+        subject.baseline = as_posterior(baseline, subject.task, output)
     subject.groups = _groups(groups or {}, len(subject.targets))
     subject.budget, subject.seed = budget, seed
-    return look(subject, checks)
+    return look(subject, checks, progress)
 
 
-def look(subject: Subject, checks: Sequence[str] | None = None) -> Audit:
+def look(
+    subject: Subject,
+    checks: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Audit:
     """Let checks look at a subject, and correct what they say for how many tests there are."""
     findings: list[Finding] = []
     refused: dict[str, str] = {}
     for name in all_checks() if checks is None else checks:
+        if progress is not None:
+            progress(name)
         try:
             findings += CHECKS.get(name).value(subject)
         except NotApplicable as reason:
             refused[name] = str(reason)
-    return Audit(corrected(findings), refused, _facts(subject))
+    best = subject.best or subject.post
+    return Audit(corrected(findings), refused, _facts(subject), best, figures_of(subject))
 
 
 def corrected(findings: Iterable[Finding]) -> list[Finding]:
@@ -198,73 +214,6 @@ def corrected(findings: Iterable[Finding]) -> list[Finding]:
     ]
     order = {id(finding): place for place, finding in enumerate(judged)}  # general ones come first
     return sorted(judged, key=lambda f: (-f.rank, order[id(f)]))
-
-
-def _subject(
-    net: Any,
-    test: Any,
-    *,
-    val: Any,
-    train: Any,
-    ood: Any,
-    baseline: Any,
-    likelihood: Any,
-    output: Any,
-) -> Subject:
-    if isinstance(test, Task):
-        task, has_train = test, test.train is not None
-    else:
-        has_train = train is not None
-        source = train if has_train else (val if val is not None else test)
-        task = Task(
-            train=source, test=test, val=val, ood=ood or {}, likelihood=likelihood, name="audit",
-            target_scaling=None, input_scaling=None,
-        )  # fmt: skip
-    if task.test is None:
-        raise ValueError("an audit needs test data: give `test=(x, y)`, or a task that has them")
-    if task.train is None:
-        raise ValueError("the task of an audit needs training data; give test=task.test instead")
-    older = None if baseline is None else _posterior(baseline, task, output)
-    return Subject(_posterior(net, task, output), task, baseline=older, has_train=has_train)
-
-
-def _with_noise(
-    likelihood: str | Likelihood, net: Any, val: Any, train: Any, output: str | int | None
-) -> tuple[str | Likelihood, int | None]:
-    """Return the likelihood with the noise of a Gaussian, and on how many rows it was fitted.
-
-    Its variance is the mean square of the errors on `val` less the variance between networks.
-    """
-    unset = isinstance(likelihood, Gaussian) and likelihood.noise is None
-    if (likelihood != "gaussian" and not unset) or isinstance(net, Posterior):
-        return likelihood, None
-    if val is None:
-        raise ValueError(
-            "a Gaussian likelihood needs its noise: give likelihood=Gaussian(noise=...), or"
-            " labelled validation data (`val`) on which it is fitted"
-        )
-    trial = _subject(
-        net, val, val=None, train=train, ood=None, baseline=None,
-        likelihood=Gaussian(noise=1.0), output=output,
-    )  # fmt: skip
-    errors = (trial.targets - trial.prediction.mean).double().square()
-    between = trial.prediction.epistemic_variance.double()
-    variance = torch.maximum((errors - between).mean(0), 1e-6 * errors.mean(0)).clamp_min(1e-24)
-    return Gaussian(noise=tuple(variance.sqrt().tolist())), len(errors)
-
-
-def _posterior(net: Any, task: Task, output: Any) -> Posterior:
-    """Return networks as they are as a posterior."""
-    if isinstance(net, Posterior):
-        return net
-    if not isinstance(net, nn.Module) and not isinstance(net, Sequence):
-        raise ValueError(
-            f"`net` of audit must be a trained module, a list of them or a posterior, got"
-            f" {type(net).__name__}; a factory would make untrained networks"
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a network without a spread is a point is known here
-        return fit("map", net=net, task=task, epochs=0, output=output, progress="silent")
 
 
 def _groups(groups: Mapping[str, Any], n: int) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from polymode.audits.finding import Evidence, Finding
+from polymode.report.embed import rows
 from polymode.report.template import fill
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def html_of(audit: Audit) -> str:
         sound=[_shown(f) for f in audit.findings if not f.rank and f.p_value is not None],
         facts=[_shown(f) for f in audit.findings if not f.rank and f.p_value is None],
         tables=_tables(audit),
+        figures=rows(audit.figures),
         refused=list(audit.not_applicable.items()),
         num_tests=audit.num_tests,
     )

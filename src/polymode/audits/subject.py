@@ -32,6 +32,8 @@ class Subject:
         budget: seconds that checks which fit or attack may take together.
         seed: of what is random in checks.
         noise_fitted_on: rows from which the noise of a regression was fitted here, or None.
+        output: name or place of the logits in what the network returns.
+        best: the best posterior that was tried, if any is better than the networks as they are.
         started: when the audit began.
     """
 
@@ -44,6 +46,8 @@ class Subject:
     has_train: bool = False
     has_labels: bool = True
     noise_fitted_on: int | None = None
+    output: str | int | None = None
+    best: Posterior | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -116,6 +120,7 @@ class Subject:
 def _rows(data: Any) -> tuple[Inputs, Tensor]:
     """Return all inputs and targets of a data set."""
     parts = list(data.batches(4096))
+    xs, ys = [x for x, _ in parts], [y for _, y in parts]
     if len(parts) == 1:
-        return parts[0]
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        return xs[0], ys[0]
+    return torch.cat(xs), torch.cat(ys)  # type: ignore[arg-type]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from polymode.cli.talk import Json, put, say, write
 from polymode.runs.settings import UsageProblem
 
-if TYPE_CHECKING:
-    from torch import nn
-
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--weights", help="a safetensors or torch file of tensors; repeat it for members"),
+    typer.Option(
+        "--weights",
+        help="a safetensors or torch file of tensors, a folder of them, or a saved posterior;"
+        " repeat it for members",
+    ),
+]
+Several = Annotated[
+    list[str] | None,
+    typer.Option("--groups", help="a column of the table or array of the .npz; may be repeated"),
+]
+Elsewhere = Annotated[
+    list[str] | None,
+    typer.Option("--ood", help="an array of the .npz, a table, or a folder; may be repeated"),
 ]
 
 
@@ -29,15 +35,28 @@ def audit(
     ],
     data: Annotated[
         Path,
-        typer.Option("--data", help="an .npz with x_test, y_test; x_val, y_val, x_train, y_train"),
+        typer.Option(
+            "--data",
+            help="an .npz with x_test, y_test, x_val, y_val, x_train, y_train; a table; or a folder"
+            " of images with a subfolder for each class",
+        ),
     ],
     weights: Files = None,
-    groups: Annotated[
-        list[str] | None, typer.Option("--groups", help="an array of the .npz; may be repeated")
+    target: Annotated[
+        str | None, typer.Option("--target", help="the column of a table that is predicted")
     ] = None,
-    ood: Annotated[
-        list[str] | None, typer.Option("--ood", help="an array of the .npz; may be repeated")
+    val: Annotated[
+        Path | None, typer.Option("--val", help="further labelled data, a table or a folder")
     ] = None,
+    train: Annotated[
+        Path | None, typer.Option("--train", help="the training data, a table or a folder")
+    ] = None,
+    size: Annotated[int | None, typer.Option("--size", help="side to resize images to")] = None,
+    likelihood: Annotated[
+        str | None, typer.Option("--likelihood", help="such as heteroscedastic_gaussian")
+    ] = None,
+    groups: Several = None,
+    ood: Elsewhere = None,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="weights of an older version of the network")
     ] = None,
@@ -46,6 +65,9 @@ def audit(
         str, typer.Option("--fail-on", help="exit with 1 from this severity on: low, medium, high")
     ] = "medium",
     out: Annotated[Path, typer.Option("--out", help="folder of the page")] = Path("audit"),
+    save: Annotated[
+        Path | None, typer.Option("--write", help="folder for the best posterior that was tried")
+    ] = None,
     json_: Json = False,
 ) -> int:
     """Say whether a trained network can be trusted, on one page and by the exit code.
@@ -56,36 +78,47 @@ def audit(
     Examples:
       polymode audit --net mypkg.model:build --weights model.safetensors --data data.npz
       polymode audit --net mypkg.model:build --weights new.pt --baseline old.pt --data data.npz
+      polymode audit --net mypkg.model:build --weights members/ --data test.csv --target city
 
-    Exit codes: 0 sound, 1 findings of that severity, 2 usage.
+    Exit codes: 0 sound, 1 findings of that severity, 2 usage, 130 interrupted.
     """
     from polymode.audits import SEVERITIES
     from polymode.audits import audit as look_at
+    from polymode.cli.audit_inputs import Names, factory, loaded, networks, read_sets
+    from polymode.posterior import Posterior
 
     if fail_on not in SEVERITIES[1:]:
         raise UsageProblem(f"--fail-on takes {', '.join(SEVERITIES[1:])}, not '{fail_on}'")
     seconds = _seconds(budget)
-    arrays = _arrays(data)
-    make = _factory(net)
-    networks = [_loaded(make(), path) for path in weights] if weights else [make()]
-    older = None if baseline is None else _loaded(make(), baseline)
-    for name in [*(groups or []), *(ood or [])]:
-        if name not in arrays:
-            raise UsageProblem(f"{data} has no array '{name}'; it has {', '.join(sorted(arrays))}")
+    make = factory(net)
+    members = networks(make, weights or [])
+    encoder = members.encoder if isinstance(members, Posterior) else None
+    names = Names(target, groups or (), ood or (), val, train, size)
+    older = None if baseline is None else loaded(make(), baseline)
     try:
+        sets = read_sets(data, names, encoder)
         result = look_at(
-            networks if len(networks) > 1 else networks[0],
-            _pair(arrays, "test", data),
-            val=_pair(arrays, "val", None),
-            train=_pair(arrays, "train", None),
-            groups={name: arrays[name] for name in groups or []},
-            ood={name: _inputs(arrays[name]) for name in ood or []},
+            members[0] if isinstance(members, list) and len(members) == 1 else members,
+            sets.test,
+            val=sets.val,
+            train=sets.train,
+            groups=sets.groups,
+            ood=sets.ood,
             baseline=older,
+            likelihood=likelihood or sets.likelihood,
+            class_names=sets.class_names,
             budget=seconds,
+            progress=lambda name: say(f"  {name} …"),
         )
     except ValueError as problem:
         raise UsageProblem(str(problem)) from problem
+    except KeyboardInterrupt:
+        say("polymode: interrupted; nothing was written")
+        return 130
     page = result.save(out)
+    if save is not None and result.best is not None:
+        result.best.save(save)
+        say(f"Posterior: {save}")
     if json_:
         put(result.to_dict())
     else:
@@ -103,89 +136,3 @@ def _seconds(text: str) -> float:
     if value <= 0:
         raise UsageProblem(f"--budget takes a time such as 90s or 10m, not '{text}'")
     return value
-
-
-def _factory(name: str) -> Any:
-    """Return the function that makes the network, from the user's own code."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise UsageProblem(f"--net takes package.module:function, not '{name}'")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        made = getattr(importlib.import_module(module), function)
-    except ImportError as problem:
-        raise UsageProblem(f"--net {name}: cannot import {module}: {problem}") from problem
-    except AttributeError as problem:
-        raise UsageProblem(f"--net {name}: {module} has no '{function}'") from problem
-    if not callable(made):
-        raise UsageProblem(f"--net {name}: '{function}' is no function")
-    return made
-
-
-def _loaded(net: nn.Module, path: Path) -> nn.Module:
-    """Return the network with weights of a file that holds only tensors."""
-    if not path.is_file():
-        raise UsageProblem(f"--weights: no file {path}")
-    try:
-        tensors = _tensors(path)
-        net.load_state_dict(tensors)
-    except UsageProblem:
-        raise
-    except Exception as problem:
-        first = " ".join(str(problem).split())[:300]
-        raise UsageProblem(f"{path} does not fit the network: {first}") from problem
-    return net
-
-
-def _tensors(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file; anything that a pickle could run is refused, not run."""
-    import pickle
-
-    import torch
-
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as problem:
-        raise UsageProblem(
-            f"{path} holds more than tensors and was not opened; save net.state_dict() instead"
-        ) from problem
-    if isinstance(held, dict) and isinstance(held.get("state_dict"), dict):
-        held = held["state_dict"]
-    return held
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    import zipfile
-
-    import numpy as np
-
-    if not path.is_file():
-        raise UsageProblem(f"--data: no file {path}")
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            return dict(held)
-    except (ValueError, zipfile.BadZipFile, EOFError) as problem:
-        raise UsageProblem(f"--data: {path} is no .npz of plain arrays: {problem}") from problem
-
-
-def _pair(arrays: dict[str, Any], part: str, needed_of: Path | None) -> Any:
-    """Return (x, y) of a part, or None where it is not there."""
-    x, y = arrays.get(f"x_{part}"), arrays.get(f"y_{part}")
-    if needed_of is not None and (x is None or y is None):
-        raise UsageProblem(
-            f"{needed_of} needs the arrays x_{part} and y_{part}; it has"
-            f" {', '.join(sorted(arrays)) or 'none'}"
-        )
-    return None if x is None or y is None else (_inputs(x), y)
-
-
-def _inputs(x: Any) -> Any:
-    """Return inputs as float32 where they are numbers of another float type."""
-    import numpy as np
-
-    return x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) else x

@@ -5,8 +5,8 @@ than trivial baselines? `groups`: whom does it fail? `rejection`: does it know w
 `baseline`: better than the version before? `confusions`: which two classes are confused?
 `duplicates`: are test rows among the training rows? `label_errors`: are labels wrong? `data`:
 classes and columns. `slices`: where does it fail? `intervals`: all this of regressions.
-`shifts`: what do corruptions do? `elsewhere`: OOD sets and attacks. `laws` holds the laws of
-counts.
+`shifts`: what do corruptions do? `elsewhere`: OOD sets and attacks. `gains`: what would a cheap
+posterior change? `unlabelled`: test data without labels. `laws` holds the laws of counts.
 """
 
 from polymode.audits.checks import (
@@ -16,18 +16,20 @@ from polymode.audits.checks import (
     data,
     duplicates,
     elsewhere,
+    gains,
     groups,
     intervals,
     label_errors,
     rejection,
     shifts,
     slices,
+    unlabelled,
     usefulness,
 )
 from polymode.audits.checks.registry import CHECKS, Check, NotApplicable, all_checks
 
 __all__ = [
     "CHECKS", "Check", "NotApplicable", "all_checks", "baseline", "calibration", "confusions",
-    "data", "duplicates", "elsewhere", "groups", "intervals", "label_errors", "rejection", "shifts",
-    "slices", "usefulness",
+    "data", "duplicates", "elsewhere", "gains", "groups", "intervals", "label_errors", "rejection",
+    "shifts", "slices", "unlabelled", "usefulness",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ STEPS = 10
 def ood(subject: Subject) -> Iterator[Finding]:
     """Yield how well uncertainty tells inputs from elsewhere, and sets that are accepted."""
     _need_classes(subject)
-    sets = [(name, _given(subject.task.ood[name]), True) for name in subject.task.ood]
+    sets = [(name, given_inputs(subject.task.ood[name]), True) for name in subject.task.ood]
     sets += [(name, x, False) for name, x in _made(subject).items()]
     if not sets:
         raise NotApplicable("no OOD set was given (`ood`), and none can be made of these inputs")
@@ -111,7 +111,7 @@ def _need_classes(subject: Subject) -> None:
         raise NotApplicable("it is for one class for each input")
 
 
-def _given(source: Any) -> Any:
+def given_inputs(source: Any) -> Any:
     """Return at most `MOST` inputs of a set."""
     if isinstance(source, Loader):
         parts, num = [], 0
