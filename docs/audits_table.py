@@ -11,13 +11,23 @@ from polymode.metrics.rejection import clopper_pearson
 def audits_table(results: dict[str, Any]) -> str:
     """Return how often planted defects are named, and false alarms of sound networks."""
     rows = [["networks", "test rows", "defect", "audits", "named", "named first"]]
-    alarms = [["networks", "test rows", "audits", "with any finding", "which"]]
+    alarms = [
+        [
+            "networks",
+            "test rows",
+            "audits",
+            "with any finding",
+            "but those under corruptions",
+            "which",
+        ]
+    ]
     for row in results["rows"]:
         num = row["audits"]
         facts = [row["source"], f"{row['rows']:,}"]
         if row["defect"] == "sound":
             names = ", ".join(f"{name} ({count})" for name, count in row["names"].items())
-            alarms.append([*facts, str(num), _share(row["alarmed"], num), names or "–"])
+            shares = [_share(row[key], num) for key in ("alarmed", "clean")]
+            alarms.append([*facts, str(num), *shares, names or "–"])
         else:
             first = f"{100 * row['first'] / num:.0f} %"
             rows.append([*facts, row["defect"], str(num), _share(row["named"], num), first])
