@@ -17,7 +17,7 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((notebooks.FOLDER / f"{name}.ipynb").read_text())
 
 
-@pytest.mark.cpu_seconds(16)
+@pytest.mark.cpu_seconds(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_tutorials_run_and_hold_their_outputs(name) -> None:
     """Every cell runs, without a warning, and shows what kinds of things are stored below it."""
