@@ -217,7 +217,7 @@ def test_the_six_questions_are_answered_by_blocks_that_run(capsys) -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"]
+METHODS += ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn", "mimo"]
 METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "ddu"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 

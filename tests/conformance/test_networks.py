@@ -47,7 +47,14 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"],  # networks that are converted
+    [
+        "packed",
+        "batch_ensemble",
+        "tabm",
+        "masksembles",
+        "lp_bnn",
+        "mimo",
+    ],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -104,8 +111,42 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     **{
         ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
-        for method in ("batch_ensemble", "tabm", "masksembles", "lp_bnn")
+        for method in ("batch_ensemble", "tabm", "masksembles", "lp_bnn", "mimo")
     },
+    # several inputs at once need one first layer for all of them, and a last one for each
+    **{
+        (network, "mimo"): f"mimo widens the first layer.*but '{first}.* comes first; take batch"
+        for network, first in (
+            ("LSTM", "cells"), ("GRU", "cells"), ("RNN", "cells"), ("bilinear", "pair"),
+            ("one parameter", "OneParameter"), ("a subclass of Linear", "0"), ("weight norm", "0"),
+            ("spectral norm", "0"), ("old spectral norm", "0"), ("embedding", "0"),
+            ("embedding bag", "0"), ("attention", "mix"), ("transformer", "block.self_attn"),
+            ("transposed convolution", "0"),
+        )
+    },
+    **{
+        (network, "mimo"): "mimo widens the first layer.*inputs do not all go through '"
+        for network in (
+            "ReZero", "layer scale", "einsum", "stochastic depth", "mixture of experts",
+            "experts by row", "skip by cat",
+        )
+    },
+    **{
+        (network, "mimo"): "mimo widens the first trained layer.*take a network with a hidden layer"
+        for network in ("frozen trunk", "capsules", "views", "squeeze")
+    },
+    **{
+        (network, "mimo"): "mimo computes all heads in one pass.*does not allow: .*take deep_ens"
+        for network in ("RReLU", "gradient checkpointing", "autograd Function")
+    },
+    **{
+        (network, "mimo"): "mimo widens the first layer.*but no trained layer sees the inputs"
+        for network in ("ParameterList", "ParameterDict")
+    },
+    ("tied weights", "mimo"): "the weight of 'a' is tied to another layer's",
+    ("a layer called twice", "mimo"): "'a' is called again",
+    ("grouped convolution", "mimo"): "'0' is a grouped convolution",
+    ("a branch on the batch", "mimo"): "but not all inputs go through the same one",
     # there must be a hidden layer to mask
     **{
         (network, "masksembles"): "masksembles masks what linear layers.*take one with hidden"

@@ -28,6 +28,7 @@ from polymode.methods import (
     masksembles,
     mc_batchnorm,
     mile,
+    mimo,
     packed,
     sghmc,
     sgld,
@@ -67,6 +68,7 @@ from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
+from polymode.methods.mimo import MIMO
 from polymode.methods.option_table import Option, Options, options
 from polymode.methods.packed import Packed
 from polymode.methods.sghmc import SGHMC
@@ -91,6 +93,7 @@ __all__ = [
     "MAP",
     "METHODS",
     "MILE",
+    "MIMO",
     "SGHMC",
     "SGLD",
     "SGNHT",
@@ -103,6 +106,7 @@ __all__ = [
     "lp_bnn",
     "Masksembles",
     "masksembles",
+    "mimo",
     "VBLL",
     "CheckpointEnsemble",
     "TabM",

@@ -33,6 +33,16 @@ def train_in_common(stack: Stack, names: Iterable[str]) -> None:
     stack._renew()
 
 
+def take_in_common(stack: Stack, name: str, row: Tensor) -> None:
+    """Let a parameter have the same values (1, ...) in all members, which train it as one."""
+    leaf = row.detach().clone().requires_grad_()
+    stack.params = {n: tensor for n, tensor in stack.params.items() if n != name}
+    stack.common[name] = leaf
+    frozen = {**stack.frozen, name: spread(leaf.detach(), stack.num_modes)}
+    stack.frozen = {n: frozen[n] for n in stack.network.aliases if n in frozen}
+    stack._renew()
+
+
 def lay_out_last(stack: Stack, name: str) -> None:
     """Keep a convolution's weight in channels_last format, in the leaf that an optimiser holds."""
     leaf = stack.common[name]

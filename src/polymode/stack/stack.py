@@ -46,6 +46,7 @@ from polymode.tracing.modules import (
     channels_to_last,
     check_same,
     is_channels_last,
+    keep_statistics,
     keeps_statistics,
     members_from,
     normalisation_layers,
@@ -278,7 +279,9 @@ class Stack:
 
     def settled(self) -> Stack:
         """Return the stack after its training: what was trained in common is frozen."""
-        settled = copy.copy(self)
+        template = copy.deepcopy(self.template)
+        keep_statistics(template, self.frozen)  # as in networks that are loaded
+        settled = self.on(Network(template))
         settled.common = {}
         settled._renew()
         return settled

@@ -23,6 +23,7 @@ HOMES = {
     "thin": "thin",
     "rank_one": "rank_one",
     "masked": "masked",
+    "joint": "joint",
     "random_features": "random_features",
 }
 """Kinds of conversions, and the files that have them."""

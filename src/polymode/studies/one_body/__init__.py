@@ -3,7 +3,7 @@
 A head on features is small enough for HMC to converge, so what every method misses can be measured
 on real pretrained networks. Bodies are EfficientNet-Lite0 with images and MiniLM with sentences;
 what is trained is a linear head or a small one. No paper has these numbers: the claims are those of
-several, and were written before the first run.
+several. They were written before the study was run, but after trial fits on the same data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is said of heads on frozen bodies, and whether it holds here: paired over seeds.
 
-The claims were written before the first run. Distances are total variation to HMC on the test set.
+The claims were written before the study was run, but after trial fits on the same data. Distances
+are total variation to HMC on the test set.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The parts of the study by preset.
 
-A part is one data set behind a body, a number of labels per class and a head: `images`, `tissue`
-and `sentences` have a linear head and all methods, `..._few` and `..._many` ten times fewer and
-more labels and some of them, `..._small_head` a head with one hidden layer. `..._prior` has two
-methods with λ on a grid that "auto" does not look at.
+A part is one data set behind a body, a number of labels per class and a head: `images` has a linear
+head and all methods, `tissue` and `sentences`, and `..._few` and `..._many` with ten times fewer
+and more labels, at preset cpu some of them, `..._small_head` a head with one hidden layer.
+`..._prior` has two methods with λ on a grid that "auto" does not look at.
 
 λ of linear heads is "auto", the evidence of the training data, for all methods; small heads have
 one number for all, that of the least NLL of an ensemble on the validation examples of `images`
