@@ -222,6 +222,16 @@ METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 
+@pytest.mark.cpu_seconds(8)
+def test_the_code_of_the_page_on_audits_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/audit.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert (tmp_path / "audit" / "audit.html").is_file() and (tmp_path / "better").is_dir()
+    assert names["audit"].severity == "high"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_code_of_the_methods_pages_runs(method, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

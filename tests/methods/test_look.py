@@ -91,6 +91,7 @@ def test_posteriors_without_training_are_called_what_they_are(method, expected) 
 
 
 def test_one_snapshot_is_a_point_and_dropout_of_given_networks_is_none() -> None:
+    assert concerns("ema") == concerns("swa") == []  # they are meant to be points
     assert concerns("snapshot", num_cycles=1, lr=0.1) == ["a point"]
     noisy = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Dropout(0.3), nn.Linear(10, 2))
     noisy.load_state_dict(

@@ -272,3 +272,21 @@ def test_networks_are_converted_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert made[0](X).shape == (16, 3)
+
+
+def test_widths_that_are_rounded_up_by_more_than_a_tenth_are_said_once() -> None:
+    """10 units become ⌈20 / 3⌉ = 7, a twentieth more, without a word; 5 become 4, a fifth more."""
+    x = torch.randn(12, 4)
+    task = pm.Task(train=(x, (x[:, 0] > 0).long()), likelihood="categorical")
+    options = {"task": task, "epochs": 0, "num_modes": 3, "alpha": 2, "progress": "silent"}
+
+    def net(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, width), nn.Linear(width, 2))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pm.fit("packed", net=lambda: net(10), **options)
+        assert not [w for w in said if "rounds" in str(w.message)]
+        pm.fit("packed", net=lambda: net(5), **options)
+    (line,) = [str(w.message) for w in said if "rounds" in str(w.message)]
+    assert "3.33333 units of '2' up to 4 per member, 20% more; take `num_modes`" in line

@@ -164,3 +164,9 @@ def test_the_seed_and_every_batch_of_the_test_set_count(tmp_path):
     log_probs = first.posterior().predict(test.x).log_probs.double()
     nll = -log_probs[:, torch.arange(700), test.y].mean(1)
     assert torch.allclose(torch.tensor(first.nll), nll, atol=1e-5)
+
+
+def test_methods_that_convert_networks_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="holds networks as they are built, but packed conv") as no:
+        Recipe(task="digits", net="mlp", method="packed")
+    assert "\n" not in str(no.value)

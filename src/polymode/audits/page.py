@@ -20,7 +20,7 @@ def html_of(audit: Audit) -> str:
     problems = audit.problems
     return fill(
         "audit.html",
-        verdict=audit.verdict,
+        verdict=audit.verdict.replace("`", ""),
         stats=[*audit.facts.items(), ("tests", str(audit.num_tests))],
         severity=audit.severity,
         sign=SIGNS[audit.severity],
@@ -41,8 +41,8 @@ def _shown(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity,
         "name": finding.name,
         "text": finding.text,
-        "remedy": finding.remedy,
-        "p": "" if finding.p_value is None else p_text(finding.p_value),
+        "remedy": finding.remedy.replace("`", ""),
+        "p": "" if finding.p_value is None else f"= {p_text(finding.p_value)}".replace("= <", "<"),
         "n": "" if finding.n is None else f"{finding.n:,}",
     }
 

@@ -31,6 +31,7 @@ SAME = 1e-5  # of the spread of targets, or in probability: what is nearer is eq
 APART = 10.0  # a sample whose error is so many times the median one's has left the posterior
 CONFIDENCE = 2.0  # standard errors by which a fit must be better than a constant
 WEAK = 0.2  # nats, or share of the variance, gained on training data: held-out ones must confirm it
+POINTS = ("map", "ema", "swa")  # methods that are meant to give a point
 LEAST = 30  # examples: with fewer nothing is said of how well they are fitted
 
 
@@ -205,7 +206,7 @@ def _mean(gain: Tensor) -> tuple[float, float]:
 def a_point(seen: Seen) -> Concern | None:
     """The posterior has no spread, though its method is one that gives a spread."""
     post = seen.post
-    if METHODS.get(post.method).metadata["kind"] == "many modes" or post.method == "map":
+    if METHODS.get(post.method).metadata["kind"] == "many modes" or post.method in POINTS:
         return None
     modes = seen.values.unflatten(0, (post.num_modes, -1))
     if seen.has_spread or (modes.amax(1) - modes.amin(1)).max() > SAME:
@@ -223,7 +224,7 @@ def untrained(seen: Seen) -> Concern | None:
     """The spread is that with which the method starts."""
     post = seen.post
     entry = METHODS.get(post.method)
-    plain = entry.metadata["kind"] == "many modes" or post.method == "map"
+    plain = entry.metadata["kind"] == "many modes" or post.method in POINTS
     if seen.steps or plain or entry.value.post_hoc or isinstance(post.weights, Noisy):
         return None
     return Concern(

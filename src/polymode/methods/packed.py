@@ -23,6 +23,7 @@ Reference: O. Laurent, A. Lafage, E. Tartaglione, G. Daniel, J.-M. Martinez, A. 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polymode.core.options import option, rule
@@ -31,6 +32,8 @@ from polymode.methods.map import MAP, init, step
 from polymode.methods.method import METHODS, Method
 from polymode.nets.conversion import Conversion, thin
 from polymode.nets.conversion.conversion import Sample
+
+ROUNDING = 1.1  # of a width, beyond which it is said
 
 
 def _is_pattern(value: object) -> bool:
@@ -80,8 +83,10 @@ def convert(config: Packed, num_modes: int, sample: Sample) -> Conversion | None
     if pattern and (config.gamma == 1 or not ungrouped):
         why = "gamma=1 has no sub-groups" if config.gamma == 1 else "no layer has such a name"
         warn(f"`ungrouped` of packed is {pattern!r}, but {why}; it has no effect")
+    widths = thin.widths(sample.module)
     conversion = thin.plan(sample, thin.Thinning(config.alpha, num_modes, config.gamma, ungrouped))
     layers = {} if conversion is None else conversion.numbers["layers"]
+    _warn_of_rounding(config.alpha / num_modes, widths, layers)
     if config.gamma > 1 and all(groups == 1 for _, _, groups in layers.values()):
         warn(
             f"`gamma` of packed is {config.gamma}, but no layer gets sub-groups: they are the first"
@@ -89,6 +94,25 @@ def convert(config: Packed, num_modes: int, sample: Sample) -> Conversion | None
             " per sub-group); leave `gamma` at 1"
         )
     return conversion
+
+
+def _warn_of_rounding(
+    factor: float, widths: Mapping[str, int], layers: Mapping[str, list[int]]
+) -> None:
+    """Say which layer is rounded up the most, where that is more than a tenth of its width."""
+    over = {
+        path: width / (factor * widths[path])
+        for path, (_, width, _) in layers.items()
+        if ROUNDING * factor * widths[path] < width < widths[path]
+    }
+    if over:
+        path = max(over, key=lambda name: over[name])
+        others = f", and those of {len(over) - 1} other layers" if len(over) > 1 else ""
+        warn(
+            f"packed rounds the {factor * widths[path]:g} units of '{path}' up to"
+            f" {layers[path][1]} per member, {over[path] - 1:.0%} more{others}; take `num_modes`"
+            " that divides alpha times the widths"
+        )
 
 
 METHODS.register(

@@ -38,13 +38,14 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior import Gaussian
 from polymode.stack.stack import Stack
 from polymode.training.data import Data
+from polymode.training.holdout import HeldOut
 
 SMALLEST = 1e-4  # of the root mean square of the weights, where the search begins
 DOUBLINGS, HALVINGS = 24, 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class TFB(Trained):
+class TFB(HeldOut, Trained):
     """Options of `tfb`: those of `map`, and"""
 
     epsilon: float = option(

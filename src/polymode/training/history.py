@@ -62,9 +62,9 @@ class History(NamedTuple):
         losses = dict(zip(self.train_steps, map(_mean, self.train_loss), strict=True))
         nlls = dict(zip(self.val_steps, map(_mean, self.val_nll), strict=True))
         steps = sorted({*losses, *nlls})
-        shown = steps[:: max(1, -(-len(steps) // 9))]
-        shown += [step for step in steps[-1:] if step not in shown]
-        return [(f"{step:,}", losses.get(step, ""), nlls.get(step, "")) for step in shown]
+        moments = steps[:: max(1, -(-len(steps) // 9))]
+        moments += [step for step in steps[-1:] if step not in moments]
+        return [(f"{step:,}", losses.get(step, ""), nlls.get(step, "")) for step in moments]
 
     def _title(self) -> str:
         modes = len(self.train_loss[0]) if self.train_loss else 0

@@ -17,6 +17,7 @@ from polymode.core.checks import check_call
 from polymode.core.registry import Registry
 from polymode.core.safe_files import FileProblem, json_safe
 from polymode.methods.fit import check_options
+from polymode.methods.method import METHODS
 from polymode.nets.user_network import networks_for
 from polymode.tasks.named import task as make_task
 from polymode.tasks.task import Task
@@ -42,6 +43,11 @@ class Recipe:
     def __post_init__(self) -> None:
         check_call(Recipe, vars(self))
         check_options(self.method, self.options)
+        if METHODS.get(self.method).value.convert is not None:
+            raise ValueError(
+                f"a zoo holds networks as they are built, but {self.method} converts them; take"
+                " deep_ensemble, or train and save one posterior: pm.fit(...).save(folder)"
+            )
         if "num_modes" in self.options:
             raise ValueError(
                 "`num_modes` does not belong to the options of a zoo: a network has one mode;"

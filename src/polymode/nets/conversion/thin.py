@@ -174,6 +174,11 @@ def _plan_parameters(
                 planned[name] = thinning.width(parameter.shape[axis])
 
 
+def widths(module: nn.Module) -> dict[str, int]:
+    """Return the widths of layers that become thin."""
+    return {path: _out(layer) for path, layer in _layers(module) if isinstance(layer, WIDE)}
+
+
 def _is_trained(trained: frozenset[str], path: str, layer: nn.Module) -> bool:
     return any(f"{path}.{name}".lstrip(".") in trained for name, _ in layer.named_parameters())
 

@@ -11,7 +11,12 @@ from polymode.studies.efficient.tables import is_classes, numbers_of
 from polymode.studies.study import Claim, Runs, paired_difference
 from polymode.studies.table_cells import difference_text, judge_equal, judge_sign
 
-NAMES = {"nll": "NLL", "ece": "ECE", "ood": "AUROC of the entropy, mean over OOD sets"}
+NAMES = {
+    "nll": "NLL",
+    "ece": "ECE",
+    "ood": "AUROC of the entropy, mean over OOD sets",
+    "energy": "AUROC of the density or the entropy, mean over OOD sets",
+}
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -27,8 +32,10 @@ def claims(runs: Runs) -> list[Claim]:
 
 def judged(runs: Runs, part: str, said: Said) -> Claim:
     """Return a claim with its verdict."""
+    against = "ood" if said.metric == "energy" else said.metric
     gap = paired_difference(
-        *(numbers_of(runs, part, arm, said.metric) for arm in (said.first, said.second))
+        numbers_of(runs, part, said.first, said.metric),
+        numbers_of(runs, part, said.second, against),
     )
     what = f"{NAMES[said.metric]}, {said.first} − {said.second}"
     if said.sign:

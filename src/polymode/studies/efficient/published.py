@@ -16,7 +16,8 @@ class Said(NamedTuple):
 
     Attributes:
         first, second: arms; the sentence is about first − second.
-        metric: of the test set, or "ood": AUROC of the predictive entropy, mean over OOD sets.
+        metric: of the test set, or "ood": AUROC of the predictive entropy, mean over OOD sets;
+            "energy": the same with the energy of the first, which is its density, in its place.
         sign: of the difference, −1 or 1; 0 for "the same within a margin".
         text, paper: the sentence, and where it stands.
         classes, values: whether it is about classifications, and about regressions.
@@ -86,8 +87,8 @@ SAID = (
         "Liu et al. 2020, abstract: best of the single-model approaches", values=False,
     ),
     Said(
-        "ddu", SINGLE, "ood", 1, "DDU detects OOD inputs better than one network",
-        "Mukhoti et al. 2023, abstract; by its density, here by what it predicts with",
+        "ddu", SINGLE, "energy", 1, "the density of DDU detects OOD inputs better than entropy",
+        "Mukhoti et al. 2023, abstract",
         values=False,
     ),
     Said(

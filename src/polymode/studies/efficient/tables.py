@@ -65,18 +65,22 @@ def seconds(runs: Runs, part: str, arm: str) -> dict[int, float]:
     return {seed: value for seed, value in times.items() if value is not None}
 
 
-def ood_mean(runs: Runs, part: str, arm: str) -> dict[int, float]:
-    """Return the AUROC of the predictive entropy by seed, mean over OOD sets."""
+def ood_mean(
+    runs: Runs, part: str, arm: str, metric: str = "auroc_predictive_entropy"
+) -> dict[int, float]:
+    """Return an AUROC by seed, mean over OOD sets."""
     sets = [c for name, c in columns_of(runs, part).items() if name.startswith("AUROC")]
-    values = [runs.values(part, arm, column.dataset, column.metric) for column in sets]
+    values = [runs.values(part, arm, column.dataset, metric) for column in sets]
     seeds = set.intersection(*(set(v) for v in values)) if values else set()
     return {seed: sum(v[seed] for v in values) / len(values) for seed in sorted(seeds)}
 
 
 def numbers_of(runs: Runs, part: str, arm: str, metric: str) -> dict[int, float]:
-    """Return what a claim is about by seed: a metric of the test set, or "ood"."""
+    """Return what a claim is about by seed: a metric of the test set, "ood" or "energy"."""
     if metric == "ood":
         return ood_mean(runs, part, arm)
+    if metric == "energy":
+        return ood_mean(runs, part, arm, "auroc_energy")
     return runs.values(part, arm, "test", metric)
 
 
@@ -127,7 +131,7 @@ def comparison(runs: Runs, part: str, arms: list[str], title: str, which: str) -
             for arm, row, cost in zip(arms, zip(*cells, strict=True), costs, strict=True)
         ),
         note=f"mean ± s.e. over {count_seeds(runs, part, arms)} seeds; {which}; the machine"
-        " was shared",
+        " was shared" + "; AUROC is that of the predictive entropy" * is_classes(runs, part),
     )
 
 
