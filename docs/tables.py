@@ -22,6 +22,7 @@ from typing import Any
 
 from scipy.stats import t
 
+from docs.audits_table import audits_table, power_table
 from docs.defaults_table import costs, defaults_tables
 from docs.growth import growth_table
 from docs.overview_tables import chooser, methods_table
@@ -75,6 +76,8 @@ TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
 ENSEMBLE = ROOT / "docs" / "methods" / "deep_ensemble.md"
 ORDERS = ROOT / "results" / "data_order.json"
+AUDIT = ROOT / "docs" / "audit.md"
+AUDITS = ROOT / "results" / "audits.json"
 WHICH = ROOT / "docs" / "which_method.md"
 DEFAULTS = ROOT / "results" / "defaults.json"
 COSTS = ROOT / "src" / "polymode" / "report" / "costs.json"  # what `pm.list_methods()` shows
@@ -424,6 +427,8 @@ def sections() -> list[tuple[Path, str, str]]:
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "reduction", reduction_table(json.loads(EVALUATION.read_text()))),
         (SCALE, "outlook", outlook_table(ranks)),
+        (AUDIT, "audits", audits_table(json.loads(AUDITS.read_text()))),
+        (AUDIT, "power", power_table(json.loads(AUDITS.read_text()))),
     ]
 
 

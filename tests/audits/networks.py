@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymode.audits.sources import as_posterior
+from polymode.audits import sources
+from polymode.audits.sources import Sources
 from polymode.audits.subject import Subject
-from polymode.tasks.task import Task
 
 
 def linear(classes: int = 3, factor: float = 3.0) -> nn.Module:
@@ -35,12 +35,8 @@ def subject_of(
     baseline: nn.Module | None = None,
 ) -> Subject:
     """Return what a check looks at."""
-    task = Task(
-        train=train or test, test=test, likelihood="categorical", name="audit",
-        target_scaling=None, input_scaling=None, target_size=int(test[1].max()) + 1,
-    )  # fmt: skip
-    older = None if baseline is None else as_posterior(baseline, task, None)
-    return Subject(
-        as_posterior(net, task, None), task, groups=groups or {}, baseline=older,
-        has_train=train is not None,
-    )  # fmt: skip
+    subject = sources.subject_of(net, Sources(test, train=train))
+    subject.groups = groups or {}
+    if baseline is not None:
+        subject.baseline = sources.as_posterior(baseline, subject.task, None)
+    return subject

@@ -1,9 +1,9 @@
 r"""Are labels of the test set wrong?
 
-A network that is sure and right as often as it says is contradicted by few labels. Two tests, and
-the larger p-value counts. The first is exact: among predictions of at least 99 %, more mistakes
-than their stated probabilities allow. That alone would also be so of an overconfident network, so
-the second asks whether no temperature explains it: with logits l, the likelihood of
+A network that is right as often as it says is contradicted by few labels. Two tests, and the larger
+p-value counts. The first is exact: labels whose stated probability is below 1 % are more than the
+sum of such probabilities allows. That alone would also be so of an overconfident network, so the
+second asks whether no temperature explains it: with logits l, the likelihood of
 
 .. math:: (1 - ε) softmax(l / T)_y + ε / C
 
@@ -29,7 +29,7 @@ from polymode.audits.finding import LEVEL, Evidence, Finding, interval_text, per
 from polymode.audits.subject import Subject
 from polymode.metrics.rejection import clopper_pearson
 
-SURE = 0.99
+RARE = 0.01  # probability below which a label is a contradiction
 SHOWN = 20
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures
 HALVINGS = 40
@@ -38,31 +38,32 @@ SMALL, LARGE = 0.01, 0.05  # share of wrong labels
 
 @CHECKS.register("label_errors")
 def label_errors(subject: Subject) -> Iterator[Finding]:
-    """Yield whether labels contradict sure predictions, and which rows to look at."""
+    """Yield whether too many labels are improbable, and which rows to look at."""
     need_one_class(subject)
-    confidence, wrong = subject.confidence, subject.correct == 0
-    sure = confidence >= SURE
-    size, count = int(sure.sum()), int((sure & wrong).sum())
+    probs = subject.prediction.mean.double()
+    rates = (probs * (probs < RARE)).sum(1).numpy()
+    doubtful = probs.gather(1, subject.targets[:, None])[:, 0] < RARE
+    size, count = int((probs < RARE).any(1).sum()), int(doubtful.sum())
     if size < LEAST:
-        raise NotApplicable(f"only {size} predictions claim {percent(SURE)} or more")
-    rates = (1.0 - confidence[sure]).numpy()
+        raise NotApplicable(f"only {size} predictions have a class below {percent(RARE)}")
     noise = fit_noise(log_mixture(subject.prediction).double(), subject.targets)
-    low, high = clopper_pearson(count, size, LEVEL)
+    n = len(doubtful)
+    low, high = clopper_pearson(count, n, LEVEL)
     yield Finding(
         check="label_errors",
         name="label errors",
-        text=f"Of {size:,} predictions that claim {percent(SURE)} or more, {count:,} have another"
-        f" label ({percent(count / size, 1)} {interval_text(low, high, 1)}); {rates.sum():.1f} were"
-        f" to be expected. About {percent(noise.share, 1)} of all labels look wrong.",
+        text=f"{count:,} of {n:,} labels ({percent(count / n, 1)} {interval_text(low, high, 1)})"
+        f" have a stated probability below {percent(RARE)}; {rates.sum():.1f} were to be expected."
+        f" About {percent(noise.share, 1)} of all labels look wrong.",
         remedy="Look at the rows listed in the evidence, the most certain first.",
         severity="low" if noise.share < SMALL else "medium" if noise.share < LARGE else "high",
-        estimate=count / size,
+        estimate=count / n,
         low=low,
         high=high,
-        unit=f"share of other labels at {percent(SURE)} or more",
+        unit=f"share of labels below {percent(RARE)}",
         p_value=max(excess_test(rates, count), noise.p_value),
-        n=size,
-        evidence=(_rows(subject, sure & wrong),) if count else (),
+        n=n,
+        evidence=(_rows(subject, doubtful),) if count else (),
     )
 
 
@@ -121,7 +122,7 @@ def _best_eps(chosen: Tensor, uniform: float) -> float:
 
 
 def _rows(subject: Subject, doubtful: Tensor) -> Evidence:
-    """List rows whose label a sure prediction contradicts, the least probable label first."""
+    """List rows whose label is improbable, the least probable first."""
     names, labels = subject.class_names, subject.targets
     probs = subject.prediction.mean.gather(1, labels[:, None])[:, 0]
     places = doubtful.nonzero()[:, 0]
@@ -140,7 +141,7 @@ def _rows(subject: Subject, doubtful: Tensor) -> Evidence:
         for i in places.tolist()
     ]
     return Evidence(
-        title="Labels that sure predictions contradict",
+        title="Labels that predictions contradict",
         head=(
             "row",
             "label",
