@@ -234,8 +234,9 @@ METHODS.register(
     summary="subnetworks inside one network that takes several inputs at once, with a head each",
     kind="many modes",
     equation="p(y | x) ≈ (1/M) Σₘ p(y | headₘ(body(Σₖ Wₖ x)))",
-    cost="about 1 × training, 1 × prediction; parameters of one network, first layers and heads",
-    limits="Members share the units of one network, so a small network has no room for several.",
+    cost="1 to 2 × training, 1 to 1.5 × prediction; parameters of one network, first layers, heads",
+    limits="Members share the units of one network, so a small network has no room for several, and"
+    " learns more slowly than one.",
     paper="Havasi et al. 2021",
     bibtex="""@inproceedings{havasi2021training,
   title={Training Independent Subnetworks for Robust Prediction},
