@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS, STAGE = ROOT / "docs", ROOT / "build" / "docs"
 SECTIONS = {
-    "Start": ["quickstart", "which_method", "overview", "command-line", "your-module",
-              "error-bars", "frozen-bodies", "tabular", "segmentation"],
+    "Start": ["quickstart", "which_method", "overview", "questions", "compare", "command-line",
+              "your-module", "error-bars", "frozen-bodies", "tabular", "segmentation"],
     "Networks and data": ["nets", "tasks", "tasks_real", "data", "shifts", "positions"],
     "Look at it": ["metrics", "plots", "report", "examinations", "reference", "symmetry",
                    "equivariance", "adversary", "zoo"],

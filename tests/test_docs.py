@@ -196,6 +196,26 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
     assert names["found"].adversarial.shape == (64, 5, 8)
 
 
+@pytest.mark.cpu_seconds(14)
+def test_the_six_questions_are_answered_by_blocks_that_run(capsys) -> None:
+    """As they are; everything is seeded, and the differences are large."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/questions.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    assert len(blocks) == 7
+    exec(blocks[0], names)
+    with pytest.warns(UserWarning, match="nothing was learnt"):
+        exec(blocks[1], names)
+    exec("".join(blocks[2:]), names)
+
+    def score(post: str, metric: str) -> float:
+        return names["pm"].evaluate(names[post], names["task"])["test", metric].value
+
+    assert score("heavy", "nll") > 0.6 > 0.1 > score("right", "nll")
+    assert score("linear", "accuracy") > score("sampled", "accuracy") + 0.03
+    out = capsys.readouterr().out
+    assert "[0.56 0.44]" in out and "[0.88 0.12]" in out
+
+
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
 METHODS += ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn", "mimo"]
 METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "ddu"]

@@ -89,3 +89,39 @@ def test_results_and_boards_show_headlines_and_escape_names(fitted):
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
         assert "NLL ↓" in html
         assert "smooth ECE" not in html
+
+
+def test_boards_have_times_and_say_what_is_worse_than_a_guess(fitted):
+    """Two networks of one step; predictions that are the wrong way round are worse than a guess."""
+    posts, results = fitted
+    assert all(result.cost.train_seconds == post.history.seconds > 0
+               for post, result in zip(posts, results, strict=True))  # fmt: skip
+    rows = {"accuracy": 0.2, "nll": 0.9, "brier": 0.45}
+    bad = results[0].replace(
+        label="bad",
+        rows=tuple(row._replace(value=rows.get(row.metric, row.value)) for row in results[0].rows),
+    )
+    board = pm.compare([bad])
+    signs = [board.sign(("bad", "test", metric)) for metric in rows]
+    assert signs == ["!", "!", ""]
+    for text in (board.table(), board._repr_html_()):
+        assert "! worse than a guess" in text and "0.200" in text
+
+
+def test_tables_of_texts_are_to_the_left():
+    for shown in (pm.options("forde"), pm.list_methods("deep*")):
+        html = shown._repr_html_()
+        Balanced(html)
+        assert "text-align:left" in html and "text-align:right" not in html
+
+
+def test_a_history_is_a_table_of_few_moments(fitted):
+    history = fitted[0][1].history
+    html = history._repr_html_()
+    assert 2 <= Balanced(html).seen.count("tr") <= 11
+    assert "mean of 2 modes" in repr(history) and "train loss" in html
+    curve = ((1.0, 3.0),) * 99 + ((None, 0.5),)
+    lines = repr(history._replace(train_steps=tuple(range(1, 101)), train_loss=curve)).splitlines()
+    assert len(lines) <= 12
+    assert lines[2].split() == ["1", "2"] and lines[-1].split() == ["100", "0.5"]
+    assert repr(type(history)()) == "History: no training"

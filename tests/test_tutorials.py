@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from docs import notebooks
+from polymode.methods.method import METHODS
 
 NAMES = sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb"))
 
@@ -17,10 +18,11 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((notebooks.FOLDER / f"{name}.ipynb").read_text())
 
 
-@pytest.mark.cpu_seconds(16)
+@pytest.mark.cpu_seconds(24)
 @pytest.mark.parametrize("name", NAMES)
-def test_tutorials_run_and_hold_their_outputs(name) -> None:
+def test_tutorials_run_and_hold_their_outputs(name, monkeypatch) -> None:
     """Every cell runs, without a warning, and shows what kinds of things are stored below it."""
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._all()))  # one tutorial adds a method
     stored = load(name)
     before = kinds(stored)
     notebooks.run(stored, name)

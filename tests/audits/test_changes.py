@@ -123,6 +123,16 @@ def test_the_noise_of_a_point_network_comes_from_validation_data() -> None:
     assert "intervals too wide at 90 %" in [f.name for f in wide.problems]
     with pytest.raises(ValueError, match="needs its noise"):
         pm.audit(net, (x, y), likelihood="gaussian")
+    pair = torch.cat([y, 5 * y], 1)
+    two = nn.Linear(3, 2)
+    with torch.no_grad():
+        two.weight.copy_(torch.cat([net.weight, 5 * net.weight]))
+        two.bias.copy_(torch.cat([net.bias, 5 * net.bias]))
+    audit = pm.audit(
+        two, (x[:1000], pair[:1000]), val=(x[1000:], pair[1000:]), likelihood="gaussian"
+    )
+    assert not audit.problems
+    assert audit.best.likelihood.noise == pytest.approx((0.5, 2.5), rel=0.05)
 
 
 def test_the_test_of_coverage_has_its_level() -> None:

@@ -101,6 +101,7 @@ def test_a_folder_of_weights_is_an_ensemble_and_data_may_have_no_labels(folder, 
     call = ["audit", "--net", "own_nets:linear", "--data", "data.npz", "--out", "page"]
     assert main([*call, "--weights", "members"]) == 0
     text = (folder / "page" / "audit.md").read_text()
+    assert "Nothing could be tested" in text
     assert "Predicted classes" in text and "the test data have no labels" in text
     assert '"members": "2"' in (folder / "page" / "audit.json").read_text()
     (folder / "empty").mkdir()
@@ -167,6 +168,17 @@ def test_dictionaries_and_many_rows() -> None:
     assert audit.findings[0].estimate == pytest.approx(same.findings[0].estimate, abs=1e-6)
     bare = pm.audit(Two(), parts, val=({k: v[:500] for k, v in parts.items()}, y[:500]))
     assert "The test data have no labels" in next(iter(bare.findings)).text
+
+
+def test_names_of_classes_are_read_and_targets_at_positions_refused() -> None:
+    x, y = drawn(linear(), 200, 0)
+    names = ["ash", "beech", "cedar"]
+    named = pm.audit(linear(), (x, [names[k] for k in y]), checks=["calibration"])
+    plain = pm.audit(linear(), (x, y), checks=["calibration"])
+    assert named.findings[0].estimate == plain.findings[0].estimate
+    maps = nn.Conv2d(1, 3, 3, padding=1)
+    with pytest.raises(ValueError, match="one target for each input"):
+        pm.audit(maps, (torch.rand(8, 1, 8, 8), torch.randint(3, (8, 8, 8))))
 
 
 def test_unlabelled_data_that_differ_from_validation_data_are_named() -> None:

@@ -126,11 +126,14 @@ def board():
     rows = [
         result("map", 0, 0.25, 0.75),
         result("map", 1, 0.35, 0.85),
+        result("map", 2, 0.3, 0.8),
         result("a_b|<i>&", 0, 0.1, 0.75),
         result("a_b|<i>&", 1, 0.1, 0.75),
+        result("a_b|<i>&", 2, 0.1, 0.75),
         result("broken", 0, None),
         result("near", 0, 0.1),
         result("near", 1, 0.3),
+        result("near", 2, 0.2),
     ]
     return compare(rows)
 
@@ -138,20 +141,20 @@ def board():
 def test_markdown(board):
     text = FORMATS["md"](board, False)
     lines = text.splitlines()
-    assert lines[0].startswith("t, 1 to 2 seeds: mean ± s.e. over seeds, of one seed over examples")
-    assert "best in bold; ≈ not clearly worse; ? not tested" in lines[0]
+    assert lines[0].startswith("t, 1 to 3 seeds: mean ± s.e. over seeds, of one seed over examples")
+    assert "best in bold; ≈ not clearly worse; ? too few seeds" in lines[0]
     assert "| test, n = 40 | accuracy ↑ | NLL ↓ |" in lines
-    assert "| map | **0.800 ± 0.050** | 0.300 ± 0.050 ≈ |" in lines
-    assert "| a\\_b\\|\\<i\\>& | 0.750 ± 0.000 ≈ | **0.100 ± 0.000** |" in lines
+    assert "| map | **0.800 ± 0.029** | 0.3000 ± 0.0289 |" in lines
+    assert "| a\\_b\\|\\<i\\>& | 0.750 ± 0.000 ≈ | **0.1000 ± 0.0000** |" in lines
     assert "| broken | 0.500 ? | n/a |" in lines
-    assert "| near | 0.500 ± 0.000 ≈ | 0.200 ± 0.100 ≈ |" in lines
+    assert "| near | 0.500 ± 0.000 | 0.2000 ± 0.0577 ≈ |" in lines
 
 
 def test_latex(board):
     text = FORMATS["latex"](board, False)
-    assert text.startswith("% t, 1 to 2 seeds")
+    assert text.startswith("% t, 1 to 3 seeds")
     assert r"test, n = 40 & accuracy $\uparrow$ & NLL $\downarrow$ \\" in text
-    assert r"a\_b|<i>\& & $0.750 \pm 0.000 \approx$ & $\mathbf{0.100 \pm 0.000}$ \\" in text
+    assert r"a\_b|<i>\& & $0.750 \pm 0.000 \approx$ & $\mathbf{0.1000 \pm 0.0000}$ \\" in text
     assert r"broken & $0.500 ?$ & n/a \\" in text
     assert text.count(r"\begin{tabular}{lrr}") == text.count(r"\end{tabular}") == 1
     assert text.count("{") == text.count("}")

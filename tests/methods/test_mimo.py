@@ -194,6 +194,21 @@ def test_one_member_is_map(name, order) -> None:
     )
 
 
+def test_statistics_of_inputs_move_once_in_a_step() -> None:
+    """Of normalisation before the first layer: as those of `map` with one member, in float64."""
+    task = pm.Task(train=(ROWS, CLASSES), likelihood="categorical")
+    net = lambda: nn.Sequential(nn.BatchNorm1d(4, affine=False), mlp())  # noqa: E731
+    options = {"net": net, "epochs": 5, "batch_size": 8, "progress": "silent"}
+    post = pm.fit("mimo", task=task, **options)
+    assert post.stack.buffers["0.num_batches_tracked"].tolist() == [15] * M
+    one, plain = (
+        pm.fit(method, task=task, num_modes=1, dtype=torch.float64, **options)
+        for method in ("mimo", "map")
+    )
+    for name, tensor in plain.stack.buffers.items():
+        torch.testing.assert_close(one.stack.buffers[name], tensor, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("times", "share"), [(1, 0.0), (3, 0.0), (2, 0.5), (1, 1.0)])
 def test_rows_stand_side_by_side_as_asked(own, times, share) -> None:
@@ -208,7 +223,7 @@ def test_rows_stand_side_by_side_as_asked(own, times, share) -> None:
                                                            strict=True)}  # fmt: skip
     for k in range(M):
         assert [labels[tuple(row)] for row in x[k].tolist()] == y[k].tolist()
-        if not share:
+        if not share or not own:
             given = (batch.x[k] if own else batch.x).repeat(times, 1)
             assert torch.equal(x[k].sort(0).values, given.sort(0).values)
     if same < 8 * times:

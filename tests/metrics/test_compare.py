@@ -120,16 +120,16 @@ def test_without_two_shared_seeds_nothing_is_called_worse(seeds):
     board = compare([*(result("near", s, v) for s, v in enumerate(A)), *far])
     cell = board["far", "test", "nll"]
     assert (cell.best, cell.tied, cell.untested, cell.sign) == (False, False, True, "?")
-    assert "? not tested (fewer than 2 shared seeds)" in board.table()
+    assert "? too few seeds (fewer than 3 shared)" in board.table()
     assert "5.100 ± 0.058?" in board.table()
     tested = compare([result(m, s, v) for m in "ab" for s, v in enumerate(A)])
     assert "?" not in tested.table()
 
 
 def test_better_on_the_shared_seeds_is_not_clearly_worse():
-    """a is best by its mean over four seeds; on the two that it shares, b is ahead."""
-    a = [result("a", s, v) for s, v in enumerate([0.5, 0.6, 0.1, 0.1])]
-    b = [result("b", s, v) for s, v in enumerate([0.4001, 0.5])]
+    """a is best by its mean over five seeds; on the three that it shares, b is ahead."""
+    a = [result("a", s, v) for s, v in enumerate([0.5, 0.6, 0.55, 0.1, 0.1])]
+    b = [result("b", s, v) for s, v in enumerate([0.4001, 0.5, 0.45])]
     board = compare([*a, *b])
     assert board.difference("b", "a").p_value < 0.05
     assert board["a", "test", "nll"].best and board["b", "test", "nll"].tied
@@ -311,3 +311,12 @@ def test_priors_that_each_fit_found_are_one_entry() -> None:
     given = [result("map", seed, value, prior_precision=1.0) for seed, value in enumerate(B)]
     labels = [entry.label for entry in compare([*chosen, *given]).entries]
     assert labels == ["map (prior_precision=auto)", "map (prior_precision=1.0)"]
+
+
+@pytest.mark.parametrize(("seeds", "sign"), [(2, "?"), (3, "≈")])
+def test_two_seeds_are_too_few_to_call_entries_near(seeds, sign):
+    """The differences change sign, so no test separates them, however many seeds there are."""
+    values = {"a": (0.10, 0.30, 0.20), "b": (0.20, 0.22, 0.25)}
+    board = compare([result(m, s, values[m][s]) for m in "ab" for s in range(seeds)])
+    assert board["b", "test", "nll"].sign == sign
+    assert ("too few seeds" in board.table()) == (sign == "?")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
 from polymode.training import events
 from polymode.training.data import as_data
-from polymode.training.events import Event, Lines, Reporter, Told, Work, progress_observer, work_on
+from polymode.training.events import (
+    Bar,
+    Event,
+    Lines,
+    Reporter,
+    Told,
+    Work,
+    progress_observer,
+    work_on,
+)
 
 
 def test_work_of_unknown_length_is_never_done_before_its_end(monkeypatch) -> None:
@@ -56,8 +68,30 @@ def test_a_bar_has_a_loss_where_there_is_one(loss, monkeypatch, capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the captured stream for a terminal
     bar = progress_observer("bar")
     assert bar is not None
-    bar(Event("progress", "search", 3, 4, 0, loss, 1.0, 1.0))
-    bar(Event("finish", "search", 4, 4, 0, loss, 1.0, 0.0))
+    bar(Event("progress", "search", 3, 4, 0, loss, 3.0, 1.0))
+    bar(Event("finish", "search", 4, 4, 0, loss, 4.0, 0.0))
     shown = capsys.readouterr().err
     assert ("loss 0.25" in shown) == (loss == loss)
     assert "nan" not in shown
+
+
+@pytest.mark.parametrize(("elapsed", "quiet"), [(1.9, True), (2.1, False)])
+def test_a_bar_is_quiet_under_two_seconds(elapsed, quiet, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar = progress_observer("bar")
+    assert bar is not None
+    for kind, step, seconds in (("start", 0, 0.0), ("progress", 3, elapsed), ("end", 4, elapsed)):
+        bar(Event(kind, "search", step, 4, 0, 0.25, seconds, 0.0))
+    assert (capsys.readouterr().err == "") == quiet
+
+
+def test_notebooks_have_a_bar_though_they_are_no_terminal(monkeypatch) -> None:
+    def shell(**attributes: object) -> types.SimpleNamespace:
+        inside = types.SimpleNamespace(**attributes)
+        return types.SimpleNamespace(get_ipython=lambda: inside)
+
+    assert isinstance(progress_observer("auto"), Lines)
+    monkeypatch.setitem(sys.modules, "IPython", shell())
+    assert isinstance(progress_observer("auto"), Lines)  # IPython in a pipe
+    monkeypatch.setitem(sys.modules, "IPython", shell(kernel=object()))
+    assert isinstance(progress_observer("auto"), Bar)

@@ -63,6 +63,8 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The audit in a sentence or two."""
+        if not self.num_tests:
+            return "Nothing could be tested with these data; the page says why."
         if not self.problems:
             return (
                 f"Sound, as far as these data tell: none of {self.num_tests} tests found a problem."

@@ -49,6 +49,7 @@ def subject_of(net: Any, data: Sources) -> Subject:
         train=source, test=test, val=data.val, ood=data.ood, likelihood=likelihood, name="audit",
         target_scaling=None, input_scaling=None, target_size=size, class_names=data.class_names,
     )  # fmt: skip
+    _refuse_positions(task)
     post = as_posterior(net, task, data.output)
     return Subject(
         post,
@@ -63,7 +64,16 @@ def subject_of(net: Any, data: Sources) -> Subject:
 def _of_task(net: Any, task: Task, output: str | int | None) -> Subject:
     if task.test is None:
         raise ValueError("an audit needs test data: give `test=(x, y)`, or a task that has them")
+    _refuse_positions(task)
     return Subject(as_posterior(net, task, output), task, has_train=True, output=output)
+
+
+def _refuse_positions(task: Task) -> None:
+    if task.likelihood.num_axes:
+        raise ValueError(
+            "an audit is for one target for each input, and these have targets at positions; see"
+            " pm.evaluate for maps and sequences"
+        )
 
 
 def as_posterior(net: Any, task: Task, output: str | int | None) -> Posterior:
@@ -107,12 +117,22 @@ def _target_size(net: Any, data: Sources) -> int | None:
     if not isinstance(first, nn.Module) or likelihood.num_axes:
         return None
     test = data.test if _has_labels(data.test) else _with_zeros(data.test, "categorical", None)
-    x, _ = next(iter(as_data(test).batches(PROBE)))
+    try:
+        x, _ = next(iter(as_data(test).batches(PROBE)))
+    except (ValueError, StopIteration):  # tables and names of classes, which a task reads
+        return None
     number = _num_outputs(first, x[:PROBE], data.output)
     if likelihood.classification:
         return number if number > 1 and likelihood.num_outputs(number) == number else None
-    sizes = [size for size in range(1, number + 1) if likelihood.num_outputs(size) == number]
-    return sizes[0] if sizes else None
+    return next(filter(lambda size: _fits(likelihood, size, number), range(1, number + 1)), None)
+
+
+def _fits(likelihood: Likelihood, size: int, number: int) -> bool:
+    """Whether targets of this size need so many outputs."""
+    try:
+        return likelihood.num_outputs(size) == number
+    except ValueError:  # a noise for each of another number of targets
+        return False
 
 
 def _num_outputs(net: nn.Module, x: Inputs, output: str | int | None) -> int:

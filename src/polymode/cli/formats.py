@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from polymode.core.sheets import csv_text
 from polymode.metrics import Leaderboard
-from polymode.metrics.leaderboard import BEST, TIED, UNTESTED, Column, digits_for, group_title
+from polymode.metrics.leaderboard import (
+    BEST,
+    GUESS,
+    TIED,
+    UNTESTED,
+    Column,
+    digits_for,
+    group_title,
+)
 from polymode.metrics.score import ARROWS
 from polymode.metrics.text_table import number
 
@@ -36,7 +44,8 @@ def _tables(board: Leaderboard, full: bool) -> Iterator[_Table]:
             for column, places in zip(columns, digits, strict=True):
                 cell = board[label, column.dataset, column.metric]
                 text = number(cell.mean, cell.error, places, "n/a")
-                cells.append(_Cell(text, cell.best, "" if cell.best else cell.sign))
+                sign = board.sign((label, column.dataset, column.metric))
+                cells.append(_Cell(text, sign == BEST, "" if sign == BEST else sign))
             lines.append((label, cells))
         yield _Table(group_title(group, board), columns, lines)
 
@@ -76,7 +85,7 @@ def latex(board: Leaderboard, full: bool = False) -> str:
     """Return a `tabular` with the rules of booktabs for each data set, the best in bold."""
     parts = [f"% {' '.join(_caption(board).split())}; needs \\usepackage{{booktabs}}\n"]
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
-    signs_in_tex = {TIED: r"\approx", UNTESTED: UNTESTED}
+    signs_in_tex = {TIED: r"\approx", UNTESTED: UNTESTED, GUESS: GUESS}
     for table in _tables(board, full):
         heads = [as_tex(c.title) + arrows[c.direction] for c in table.columns]
         rows = []

@@ -22,22 +22,26 @@ def html_table(
     *,
     caption: str = "",
     bold: Collection[tuple[int, int]] = (),
+    left: bool = False,
 ) -> str:
     """Return a table; the first column is to the left, the others to the right.
 
     Args:
         head: the headings. rows: the cells, as many in each row, made into text.
         caption: stands above. bold: (row, column) of cells that stand out, counted from 0.
+        left: all columns to the left, as texts are read.
 
     >>> html_table(["method", "NLL"], [["<map>", 0.1]]).count("&lt;map&gt;")
     1
     """
     parts = [f'<table style="border-collapse:collapse;border:0;margin:.4em 0">{_caption(caption)}']
-    cells = "".join(_cell("th", text, place, line=True) for place, text in enumerate(head))
+    cells = "".join(
+        _cell("th", text, bool(place) and not left, line=True) for place, text in enumerate(head)
+    )
     parts.append(f'<thead><tr style="background:none">{cells}</tr></thead><tbody>')
     for number, row in enumerate(rows):
         cells = "".join(
-            _cell("td", text, place, strong=(number, place) in bold)
+            _cell("td", text, bool(place) and not left, strong=(number, place) in bold)
             for place, text in enumerate(row)
         )
         parts.append(f'<tr style="background:none">{cells}</tr>')
@@ -79,8 +83,8 @@ def _caption(text: str) -> str:
     return f'<caption style="{style}">{escape(text)}</caption>' if text else ""
 
 
-def _cell(tag: str, text: Any, place: int, *, line: bool = False, strong: bool = False) -> str:
-    style = f"{_CELL};text-align:{'right' if place else 'left'};border:0"
+def _cell(tag: str, text: Any, right: bool, *, line: bool = False, strong: bool = False) -> str:
+    style = f"{_CELL};text-align:{'right' if right else 'left'};border:0"
     style += f";border-bottom:{_LINE}" if line else ""
     style += ";font-weight:700" if strong else ""
     return f'<{tag} style="{style}">{escape(str(text))}</{tag}>'

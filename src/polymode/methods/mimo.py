@@ -60,7 +60,7 @@ class MIMO(MAP):
         1,
         ge=1,
         doc="how often a step sees each example of its batches, beside other ones each time",
-        more="So many times the cost; the authors use up to 4.",
+        more="So many times the cost; the authors take 4 on CIFAR.",
     )
     input_repetition: float = option(
         0.0,
@@ -137,24 +137,23 @@ def rows_of(
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets (M, R, ...) of a step: which M examples stand side by side.
 
-    Member 0 keeps the order of its batch.
+    Member 0 keeps the order of its batch. The others shuffle what they see of a batch in common, or
+    several times, but for the rows of equal inputs.
     """
-    x, y = batch.x, batch.y
-    size, times = x.shape[1 if batch.own else 0], config.batch_repetition
-    stream = generator(seed, "side by side", number)
+    x, y, times = batch.x, batch.y, config.batch_repetition
+    size = x.shape[1 if batch.own else 0]
     same = round(config.input_repetition * size * times)
+    stream, order = generator(seed, "side by side", number), torch.arange(size).repeat(times)
     xs, ys = [], []
     for k in range(num_modes):
-        shuffled = k > 0 and (times > 1 or not batch.own)
-        orders = [
-            torch.randperm(size, generator=stream) if shuffled else torch.arange(size)
-            for _ in range(times)
-        ]
-        rows = torch.cat(orders).to(x.device)
+        rows = order
+        if k > 0 and (times > 1 or not batch.own):
+            others = same + torch.randperm(len(order) - same, generator=stream)
+            rows = torch.cat([order[:same], order[others]])
+        rows = rows.to(x.device)
         xs.append((x[k] if batch.own else x).index_select(0, rows))
         ys.append((y[k] if batch.own else y).index_select(0, rows))
-        if same:
-            xs[k][:same], ys[k][:same] = xs[0][:same], ys[0][:same]
+        xs[k][:same], ys[k][:same] = xs[0][:same], ys[0][:same]
     return torch.stack(xs), torch.stack(ys)
 
 
@@ -235,8 +234,9 @@ METHODS.register(
     summary="subnetworks inside one network that takes several inputs at once, with a head each",
     kind="many modes",
     equation="p(y | x) ≈ (1/M) Σₘ p(y | headₘ(body(Σₖ Wₖ x)))",
-    cost="about 1 × training, 1 × prediction; parameters of one network, first layers and heads",
-    limits="Members share the units of one network, so a small network has no room for several.",
+    cost="1 to 2 × training, 1 to 1.5 × prediction; parameters of one network, first layers, heads",
+    limits="Members share the units of one network, so a small network has no room for several, and"
+    " learns more slowly than one.",
     paper="Havasi et al. 2021",
     bibtex="""@inproceedings{havasi2021training,
   title={Training Independent Subnetworks for Robust Prediction},

@@ -61,7 +61,7 @@ class Options:
 
     def _repr_html_(self) -> str:
         rows = [entry.cells() for entry in self.entries]
-        return html_block(f"Options of {self.method}", html_table(_HEADER, rows))
+        return html_block(f"Options of {self.method}", html_table(_HEADER, rows, left=True))
 
 
 def options(method: str | type[Config] | Config) -> Options:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.metrics.leaderboard import (
+    FEWEST_SEEDS,
     OOD_MEANS,
     SHIFT_MEAN,
     Cell,
@@ -104,18 +105,21 @@ def _mark(board: Leaderboard, column: Column) -> None:
     sign = -1.0 if column.direction == "up" else 1.0
     top = sign * min(sign * mean for mean in means.values())
     best = [label for label, mean in means.items() if mean == top]
-    p_values = {}
+    p_values, few = {}, set()
     for label in means:
         gap = board.difference(label, best[0], column.metric, column.dataset)
         if label not in best and gap is not None and gap.p_value is not None:
             # on the shared seeds the best over all seeds may be behind: then not clearly worse
             p_values[label] = gap.p_value if sign * gap.mean > 0 else 1.0
+            if gap.n < FEWEST_SEEDS:
+                few.add(label)
     tied = not_rejected(p_values)
+    undecided = set(means) - set(best) - set(p_values)
     for label, cell in column_cells.items():
         board.cells[keys[label]] = cell._replace(
             best=label in best,
-            tied=label in tied,
-            untested=label in means and label not in best and label not in p_values,
+            tied=label in tied and label not in few,
+            untested=label in undecided or label in tied and label in few,
         )
 
 

@@ -79,7 +79,8 @@ def evaluate(
         post: what `pm.fit` returned.
         task: with a test set; of the same kind and input shape as the one `post` was fitted on.
             A name stands for `pm.task(name)`.
-        train_seconds: wall time of the fit, if it was measured, for the cost columns.
+        train_seconds: wall time of the fit for the cost columns; by default that of the training,
+            which `fit` measures.
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
             and released before the next one is predicted; the test set stays until the end. Of
@@ -138,7 +139,9 @@ def evaluate(
             parameters=post.num_modes * post.weights.like.num_parameters,
             predict_seconds=scored.seconds,
             predict_examples=scored.count,
-            train_seconds=train_seconds,
+            train_seconds=train_seconds
+            if train_seconds is not None
+            else post.history.seconds or None,
             memory_bytes=post.weights.num_bytes,
         ),
         near_ood=tuple(task.near_ood),

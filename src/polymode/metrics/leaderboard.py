@@ -7,8 +7,10 @@ Built by `compare`. The data sets of columns are those of the results, and means
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from polymode.core.html import html_block, html_table
@@ -22,6 +24,8 @@ from polymode.metrics.text_table import align, decimals_for, number
 SHIFT_MEAN = "shift:mean"
 OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}
 BEST, TIED, UNTESTED = "*", "≈", "?"
+GUESS = "!"  # in the place of another mark: worse than a guess
+FEWEST_SEEDS = 3  # to say that two entries are near to each other
 FRONT = "◆"  # no entry beats it in NLL and both times at once
 
 
@@ -59,7 +63,8 @@ class Cell(NamedTuple):
         best: of its column.
         tied: not significantly worse than the best by a paired t-test over shared seeds, or over
             images (see `Leaderboard.difference`); Holm's correction over the column, 95 %.
-        untested: not testable: fewer than two seeds are shared with the best.
+        untested: shares too few seeds with the best to tell: fewer than two, or fewer than three
+            where the test does not separate them.
         example_error: for a single seed, the standard error over examples where it is known.
     """
 
@@ -206,10 +211,46 @@ class Leaderboard:
         meanings = {
             BEST: "best",
             TIED: "not clearly worse",
-            UNTESTED: "not tested (fewer than 2 shared seeds)",
+            UNTESTED: f"too few seeds (fewer than {FEWEST_SEEDS} shared)",
+            GUESS: "worse than a guess",
         }
-        signs = {cell.sign for cell in self.cells.values()}
+        signs = {self.sign(key) for key in self.cells}
         return {sign: meaning for sign, meaning in meanings.items() if sign in signs}
+
+    def sign(self, key: tuple[str, str, str]) -> str:
+        """Return the mark of a cell: that it is worse than a guess, or else `Cell.sign`."""
+        cell, level = self.cells[key], self._guesses.get(key[2])
+        if cell.mean is None or level is None:
+            return cell.sign
+        return GUESS if worse_than_guess(cell.mean, *level) else cell.sign
+
+    def guesses(self) -> dict[str, float]:
+        """Return what a guess reaches, by metric, for the metrics where it is known.
+
+        OOD scores: an AUROC of 0.5, an FPR95 of 0.95. Scores of classes: those of equal
+        probabilities for all C classes, an accuracy of 1 / C, an NLL of log C and a Brier score of
+        1 − 1 / C.
+        """
+        return {metric: level for metric, (level, _) in self._guesses.items()}
+
+    @cached_property
+    def _guesses(self) -> dict[str, tuple[float, str]]:
+        directions = {column.metric: column.direction for column in self.columns}
+        levels = {name: 0.5 for name in directions if name.startswith("auroc_")}
+        levels |= {name: 0.95 for name in directions if name.startswith("fpr95_")}
+        count = self._num_classes()
+        if count > 1 and "accuracy" in directions:
+            levels |= {"accuracy": 1 / count, "nll": math.log(count), "brier": 1 - 1 / count}
+        return {
+            name: (level, directions[name]) for name, level in levels.items() if name in directions
+        }
+
+    def _num_classes(self) -> int:
+        """Return the number of classes, 0 where results do not say."""
+        first = self.entries[0].results[0]
+        if first.class_names:
+            return len(first.class_names)
+        return int(first.kept["test"].prediction.mean.shape[-1]) if "test" in first.kept else 0
 
     def _repr_html_(self) -> str:
         """Return the headline columns as tables, for notebooks."""
@@ -238,7 +279,8 @@ class Leaderboard:
             cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
             digits = digits_for(cells)
             numbers = [number(cell.mean, cell.error, digits) for cell in cells]
-            marked = [text + (cell.sign or " ") for text, cell in zip(numbers, cells, strict=True)]
+            signs = [self.sign((label, column.dataset, column.metric)) for label in self.labels]
+            marked = [text + (sign or " ") for text, sign in zip(numbers, signs, strict=True)]
             heading = f"{column.title} {ARROWS[column.direction]}".rstrip() + " "
             texts.append([heading, *marked])
         names = [group_title(group, self), *(f"  {label}" for label in self.labels)]
@@ -292,6 +334,11 @@ class Leaderboard:
     def __repr__(self) -> str:
         entries = ", ".join(f"{entry.label} × {len(entry.results)}" for entry in self.entries)
         return f"Leaderboard({self.task}: {entries}; {len(self.columns)} columns)"
+
+
+def worse_than_guess(value: float, level: float, direction: str) -> bool:
+    """Return whether a number is on the wrong side of what a guess reaches."""
+    return value < level if direction == "up" else value > level
 
 
 def digits_for(cells: Iterable[Cell]) -> int:

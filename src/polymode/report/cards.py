@@ -27,7 +27,7 @@ class MethodNames(list[str]):
         return f"{_UNITS}\n" + left_table(_HEADER, self.rows(), terminal_width())
 
     def _repr_html_(self) -> str:
-        return html_block(_UNITS, html_table(_HEADER, self.rows()))
+        return html_block(_UNITS, html_table(_HEADER, self.rows(), left=True))
 
 
 @cache

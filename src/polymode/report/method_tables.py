@@ -6,7 +6,6 @@ the terminal; what is n/a points to a note below the table.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from polymode.metrics.leaderboard import (
     costs,
     digits_for,
     group_title,
+    worse_than_guess,
 )
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import EXAMINED, family_of, is_headline
@@ -311,7 +311,7 @@ def table(
     heads: list[Head] = []
     columns: list[dict[str, Written]] = []
     notes: list[str] = []
-    levels = chance_of(board)
+    levels = board.guesses()
     for head, cells in parts:
         heads.append(head)
         about = head if head.metric else topic
@@ -337,7 +337,7 @@ def _written(
         text, _, error = number(cell.mean, cell.error, digits).partition(" ± ")
         mark = MARKS[cell.sign]
         if mark == "best" and chance is not None and cell.mean is not None:
-            mark = CHANCE if worse_than_chance(cell.mean, chance, direction) else mark
+            mark = CHANCE if worse_than_guess(cell.mean, chance, direction) else mark
         place = notes.index(note) + 1 if note else 0
         written[label] = Written(text, error, cell.mean, mark, place)
     return written
@@ -373,31 +373,3 @@ def _head(column: Column) -> Head:
 
 def _dataset_title(dataset: str, board: Leaderboard) -> str:
     return group_title(dataset, board).split(", n =")[0]
-
-
-def chance_of(board: Leaderboard) -> dict[str, float]:
-    """Return what a guess reaches, by metric, for the metrics of the board where it is known.
-
-    OOD scores: an AUROC of 0.5, an FPR95 of 0.95. Scores of classes: those of equal probabilities
-    for all C classes, an accuracy of 1 / C, an NLL of log C and a Brier score of 1 − 1 / C.
-    """
-    metrics = {column.metric for column in board.columns}
-    levels = {name: 0.5 for name in metrics if name.startswith("auroc_")}
-    levels |= {name: 0.95 for name in metrics if name.startswith("fpr95_")}
-    count = num_classes(board)
-    if count > 1 and "accuracy" in metrics:
-        levels |= {"accuracy": 1 / count, "nll": math.log(count), "brier": 1 - 1 / count}
-    return levels
-
-
-def num_classes(board: Leaderboard) -> int:
-    """Return the number of classes, 0 where results do not say."""
-    first = board.entries[0].results[0]
-    if first.class_names:
-        return len(first.class_names)
-    return int(first.kept["test"].prediction.mean.shape[-1]) if "test" in first.kept else 0
-
-
-def worse_than_chance(value: float, level: float, direction: str) -> bool:
-    """Return whether a number is on the wrong side of what a guess reaches."""
-    return value < level if direction == "up" else value > level

@@ -45,6 +45,7 @@ Observer = Annotated[
     Callable[[Event], Any], Range("of an Event", lambda call: not isinstance(call, nn.Module))
 ]
 
+_PATIENCE = 2.0  # seconds for which a bar shows nothing: most fits of a first look end before
 _QUIET = 10.0  # seconds between two lines about what comes after training
 
 
@@ -54,7 +55,7 @@ def progress_observer(progress: str) -> Observer | None:
     if progress not in choices:
         raise ValueError(f"`progress` must be one of {', '.join(choices)}, got '{progress}'")
     if progress == "auto":
-        progress = "bar" if sys.stderr.isatty() else "lines"
+        progress = "bar" if sys.stderr.isatty() or _in_notebook() else "lines"
     if progress == "silent":
         return None
     return Bar() if progress == "bar" else Lines()
@@ -96,7 +97,7 @@ class Lines:
 
 
 class Bar:
-    """A live bar on a terminal."""
+    """A live bar on a terminal or in a notebook, of what takes longer than two seconds."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -104,6 +105,11 @@ class Bar:
 
     def __call__(self, event: Event) -> None:
         loss = "" if event.loss != event.loss else f"  loss {event.loss:.4g}"
+        if self._bar is None and event.elapsed < _PATIENCE:
+            return
+        ended = event.kind == "end" or event.kind == "finish" and event.step == event.total
+        if self._bar is None and ended:
+            return
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -120,7 +126,7 @@ class Bar:
             self._bar.start()
         done = {"completed": event.step, "total": event.total, "description": event.what}
         self._bar.update(self._task, loss=loss, **done)
-        if event.kind == "end" or event.kind == "finish" and event.step == event.total:
+        if ended:
             self._bar.stop()
             self._bar = None
 
@@ -206,6 +212,12 @@ class Work:
 def work_on(data: Any, what: str, about: int) -> Work:
     """Return what tells of about so many steps with data; to nobody unless these are `Told`."""
     return data.work(what, about) if isinstance(data, Told) else Work(what, about)
+
+
+def _in_notebook() -> bool:
+    """Whether cells of a notebook run here, whose output shows a bar and is no terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.columns import left_table
+from polymode.core.html import html_block, html_table
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
@@ -31,6 +33,7 @@ SHARE = 0.04  # examples validated for one that is trained on, which costs three
 PER_MOMENT = 50  # steps at least: each moment has a cost of its own
 BATCH = 256  # rows at a time
 
+_HEADER = ("step", "train loss", "validation NLL")
 Curve = tuple[tuple[float | None, ...], ...]  # (T, M); None where it is not finite
 
 
@@ -54,6 +57,30 @@ class History(NamedTuple):
     total_steps: int = 0
     seconds: float = 0.0
 
+    def _lines(self) -> list[tuple[str, str, str]]:
+        """Return step, train loss and validation NLL, means over modes, at ten moments at most."""
+        losses = dict(zip(self.train_steps, map(_mean, self.train_loss), strict=True))
+        nlls = dict(zip(self.val_steps, map(_mean, self.val_nll), strict=True))
+        steps = sorted({*losses, *nlls})
+        moments = steps[:: max(1, -(-len(steps) // 9))]
+        moments += [step for step in steps[-1:] if step not in moments]
+        return [(f"{step:,}", losses.get(step, ""), nlls.get(step, "")) for step in moments]
+
+    def _title(self) -> str:
+        modes = len(self.train_loss[0]) if self.train_loss else 0
+        who = f"mean of {modes} modes" if modes > 1 else "one mode"
+        return f"History: {self.total_steps:,} steps in {self.seconds:.1f} s, {who}"
+
+    def __repr__(self) -> str:
+        if not self.total_steps:
+            return "History: no training"
+        return f"{self._title()}\n" + left_table(_HEADER, self._lines())
+
+    def _repr_html_(self) -> str:
+        if not self.total_steps:
+            return html_block("History: no training")
+        return html_block(self._title(), html_table(_HEADER, self._lines()))
+
     def of_modes(self, modes: slice) -> History:
         """Return the curves of some modes."""
         return self._replace(
@@ -71,6 +98,11 @@ class History(NamedTuple):
         curves = {k: tuple(map(tuple, content[k])) for k in ("train_loss", "val_nll")}
         steps = {k: tuple(content[k]) for k in ("train_steps", "val_steps")}
         return History(**{**content, **curves, **steps})
+
+
+def _mean(row: Sequence[float | None]) -> str:
+    finite = [value for value in row if value is not None]
+    return f"{sum(finite) / len(finite):.4g}" if finite else "not finite"
 
 
 def joined_histories(parts: Sequence[History]) -> History:
