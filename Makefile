@@ -7,13 +7,14 @@
 # make test-hf   networks of transformers, peft and timm, in an environment of its own; no downloads of models
 # make test-cuda   devices: on `meta`, and on a GPU, which must be there
 # make docs   the tables of the docs from results/, and the documentation site in build/site
+# make release-check   the wheel and the sdist, built and tried in an empty environment
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo test test-browser test-data test-hub test-ray test-hf test-cuda check bench docs clean
+.PHONY: help demo test test-browser test-data test-hub test-ray test-hf test-cuda check bench docs release-check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -71,6 +72,9 @@ docs: $(STAMP)
 	python3 -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	.venv-docs/bin/python -m docs.site
+
+release-check:
+	.ci/release-check
 
 clean:
 	rm -rf $(VENV) .venv-hub .venv-ray .venv-hf .venv-docs build runs .pytest_cache .mypy_cache .ruff_cache

@@ -43,6 +43,7 @@ SMALL = {
 IMAGES = {
     "map": 3.7, "packed": 1.5, "batch_ensemble": 0.6, "vbll": 2.5, "evidential": 3.6, "ema": 3.6,
     "swa": 3.6, "forde": 0.35, "masksembles": 0.7, "sngp": 2.9, "ddu": 3.7, "lp_bnn": 0.5,
+    "mimo": 2.3,
 }  # fmt: skip
 """Epochs that take as long as the deep ensemble's, over its own, by CPU time of one thread: small
 dense networks, where four members cost little more than one, and convolutions. A method that is
@@ -195,7 +196,7 @@ def _smoke() -> dict[str, Setting]:
 def _cpu() -> dict[str, Setting]:
     grey = {"num_train": 1500, "num_val": 500, "num_test": 1000, "ood": ["notmnist"], "shifts": []}
     colour = {"num_train": 1500, "num_val": 500, "num_test": 1000, "shifts": []}
-    few = ("map", "packed", "batch_ensemble", "forde")
+    few = ("map", "packed", "batch_ensemble", "mimo", "forde")
     return {
         "digits": _digits(20, 5),
         "uci_energy": _table("uci_energy", 60, 5),
