@@ -295,3 +295,19 @@ def test_networks_of_a_factory_are_stopped_for_laplace_and_given_ones_are_not() 
     taken = {"net": held.members[0], "task": noise, "prior_precision": 1.0, "progress": "silent"}
     given = [pm.fit("laplace", **taken, **more) for more in ({}, {"holdout": 0})]
     assert "stopping" not in given[0].config and same(*given)
+
+
+def test_members_that_train_weights_in_common_leave_out_the_same_examples() -> None:
+    """A fold of a member's own would be seen by the shared weights, through the other members."""
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    data, config = as_data((x, (x[:, 0] > 0).long())), pm.methods.MAP(epochs=40, batch_size=32)
+    apart, together = (divide(data, None, config, 0, 3, one_fold=one) for one in (False, True))
+    (own, _), (same, _) = (next(iter(d.evidence.batches())) for d in (apart, together))
+    assert not torch.equal(own[0], own[1])
+    assert torch.equal(same[0], same[1]) and torch.equal(same[0], own[0])
+    held = {
+        tuple(row) for row in torch.cat([b for b, _ in together.evidence.batches()], 1)[0].tolist()
+    }
+    seen, _ = next(iter(together.train.epoch_each(360, [1, 2, 3])))
+    assert not any(tuple(row) in held for member in seen for row in member.tolist())
+    assert not torch.equal(seen[0], seen[1])  # but in orders of their own

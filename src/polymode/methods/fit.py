@@ -291,7 +291,8 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
         val = None if val is None else _features(trunk, val)
     division = Division(data, None)
     if not plan.ready:
-        division = divide(data, val, config, plan.seed, stack.num_modes)
+        together = bool(stack.common)
+        division = divide(data, val, config, plan.seed, stack.num_modes, one_fold=together)
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
     number = num_observations(given, likelihood, config.batch_size) * share

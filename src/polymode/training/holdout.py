@@ -131,8 +131,14 @@ class Division:
     evidence: Evidence | None
 
 
-def divide(data: Data, val: Data | None, config: Any, seed: int, num_modes: int) -> Division:
-    """Return what is trained on and what is held out, by the options of the method."""
+def divide(
+    data: Data, val: Data | None, config: Any, seed: int, num_modes: int, *, one_fold: bool = False
+) -> Division:
+    """Return what is trained on and what is held out, by the options of the method.
+
+    With `one_fold` all members leave out the same examples, as they must where they train weights
+    in common: those would see a member's own fold through the others.
+    """
     share = getattr(config, "holdout", 0.0)
     per_epoch = data.num_batches(config.batch_size)
     steps = config.total_steps(per_epoch)
@@ -155,12 +161,14 @@ def divide(data: Data, val: Data | None, config: Any, seed: int, num_modes: int)
         )
     size = _fold_size(len(data), share)
     own = config.data_order == "own" and data.can_reorder
-    folds = _folds(len(data), size, seed, num_modes if own else None)
+    folds = _folds(len(data), size, seed, num_modes if own and not one_fold else None)
+    folds = folds.expand(num_modes, -1) if own else folds
     train = WithoutFolds(data, folds)
     per_epoch = train.num_batches(config.batch_size)
     steps = config.total_steps(per_epoch)
     moments = _moments(steps, size, len(train) * config.num_epochs(per_epoch))
-    source = "a fold of its own for each member" if own else "one fold for all members"
+    personal = own and not one_fold
+    source = "a fold of its own for each member" if personal else "one fold for all members"
     batches = partial(train.held_out, BATCH) if own else partial(_first_of, train)
     return Division(train, Evidence(moments, size, own, batches, source))
 
