@@ -26,6 +26,9 @@ from polymode.posterior import Posterior
 
 MOST = 7  # findings that a page starts with
 
+CAUSES = ("baseline", "confusions", "data", "duplicates", "label_errors")
+"""Checks whose findings explain those of others: swapped classes look overconfident, too."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -199,7 +202,8 @@ def look(
 
 
 def corrected(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings sorted by severity; those that Holm's correction does not reject are "none".
+    """Return findings sorted by severity, causes before what follows from them; those that Holm's
+    correction does not reject are "none".
 
     The probability of any false alarm is at most 5 % over all tests of an audit.
     """
@@ -214,8 +218,8 @@ def corrected(findings: Iterable[Finding]) -> list[Finding]:
         replace(finding, severity="none") if f"{number}" in sound else finding
         for number, finding in enumerate(findings)
     ]
-    order = {id(finding): place for place, finding in enumerate(judged)}  # general ones come first
-    return sorted(judged, key=lambda f: (-f.rank, order[id(f)]))
+    order = {id(finding): place for place, finding in enumerate(judged)}
+    return sorted(judged, key=lambda f: (-f.rank, f.rank and f.check not in CAUSES, order[id(f)]))
 
 
 def _groups(groups: Mapping[str, Any], n: int) -> dict[str, np.ndarray]:
