@@ -45,9 +45,15 @@ _LINEAR: dict[str, Any] = {"hidden": []}
 
 
 def _table(epochs: int) -> Defaults:
-    """One hidden layer of 50 units, as in the published comparisons on these tables."""
+    """One hidden layer of 50 units, as in the published comparisons on tables of UCI."""
     options = {"epochs": epochs, "lr": 1e-2, "schedule": "cosine", "batch_size": 32}
     return Defaults(net_options={"hidden": [50]}, options=options)
+
+
+def _maps(epochs: int, batch_size: int, **net_options: Any) -> Defaults:
+    """A U-Net, as targets are maps; without options it has three scales of 32 channels."""
+    options = {"epochs": epochs, "lr": 1e-2, "schedule": "cosine", "batch_size": batch_size}
+    return Defaults(net="unet", net_options=net_options, options=options)
 
 
 DEFAULTS: dict[str, Defaults] = {
@@ -86,6 +92,11 @@ DEFAULTS: dict[str, Defaults] = {
     ),
     **dict.fromkeys(("uci_kin8nm", "uci_naval", "uci_power", "table", "frame"), _table(40)),
     "uci_protein": _table(20),
+    "body_features": _table(200),
+    **dict.fromkeys(("shapes", "shapes_depth"), _maps(125, 25, channels=[16, 32], skips=[4])),
+    "mni_tissue": _maps(150, 8),
+    **dict.fromkeys(("camvid", "nyuv2"), _maps(40, 8)),
+    "cityscapes": _maps(10, 8),
 }
 
 
@@ -100,6 +111,9 @@ SMOKE_SIZES: dict[str, dict[str, Any]] = {
     ),
     **dict.fromkeys(("histology", "nct_crc_he"), {"num_train": 512, "num_test": 256}),
     "mnist1d": _FEW,
+    **dict.fromkeys(
+        ("camvid", "cityscapes", "nyuv2"), {"num_train": 16, "num_val": 4, "num_test": 8}
+    ),
 }  # fmt: skip
 """Options of tasks under `smoke`; the others are small, or cannot be made smaller."""
 

@@ -15,8 +15,9 @@ import pytest
 
 from polymode.core.registry import Entry
 from polymode.tasks.files import DATASETS
+from polymode.tasks.images.named_sets import SETS
 
-LEFT_OUT = ("uci", "histology_46")  # not of the form x_train, y_train, ...
+FORM = {"x_train", "y_train", "x_test", "y_test", "wnids"}  # arrays of sets of labelled images
 NUM_TRAIN, NUM_TEST = {10: 120, 100: 400, 200: 400}, {10: 60, 100: 200, 200: 200}
 
 
@@ -45,7 +46,10 @@ def number_rows(images: np.ndarray) -> None:
 
 @pytest.fixture(scope="session")
 def fake_sets() -> dict[str, dict[str, np.ndarray]]:
-    return {name: fake_arrays(name) for name in DATASETS.names() if name not in LEFT_OUT}
+    """Return all sets of the catalogue of that form: no tables, bodies, sentences or volumes."""
+    names = [name for name in DATASETS.names() if set(DATASETS.get(name).value.arrays) <= FORM]
+    assert set(SETS) <= set(names)
+    return {name: fake_arrays(name) for name in names}
 
 
 class Folder:

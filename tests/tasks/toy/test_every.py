@@ -14,7 +14,8 @@ from polymode.tasks import TASKS, Task, task
 from polymode.training.data import Arrays
 
 TOYS = [name for name in TASKS.names() if TASKS.get(name).metadata["kind"] == "toy"]
-NOT_TRUE = {"mnist1d"}  # no truth: the class posterior of its signals is not known
+MAPS = {"shapes", "shapes_depth"}  # a target at each pixel, and what it is drawn from: `exact`
+NOT_TRUE = {"mnist1d"} | MAPS  # no truth: the class posterior of signals or images is not known
 SPLITS = ("train", "val", "test")
 SIZES = ("num_train", "num_val", "num_test")
 
@@ -34,6 +35,24 @@ def parts(own: Task) -> dict[str, torch.Tensor]:
         pair = {"x": data.x, "y": data.y} if isinstance(data, Arrays) else {"x": data}
         tensors |= {f"{key} {letter}": tensor for letter, tensor in pair.items()}
     return tensors
+
+
+def not_observed(name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Where a tensor says that a pixel of a map has no target, which training sets never do."""
+    split, *_, letter = key.split()
+    if name not in MAPS or letter != "y" or split in SPLITS:
+        return torch.zeros_like(tensor, dtype=torch.bool)
+    return tensor.isnan()
+
+
+def equal(name: str, key: str, first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same, and lack targets at the same pixels."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    missing = not_observed(name, key, first)
+    return torch.equal(missing, not_observed(name, key, second)) and torch.equal(
+        first[~missing], second[~missing]
+    )
 
 
 def rows(x: torch.Tensor) -> set[tuple[float, ...]]:
@@ -67,7 +86,7 @@ def test_metadata_sizes_and_truth(name):
 @pytest.mark.parametrize("name", TOYS)
 def test_every_number_is_finite_and_single(name):
     for key, tensor in parts(built(name)).items():
-        assert tensor.isfinite().all(), key
+        assert (tensor.isfinite() | not_observed(name, key, tensor)).all(), key
         assert tensor.dtype == (torch.int64 if not tensor.is_floating_point() else torch.float32)
 
 
@@ -75,8 +94,8 @@ def test_every_number_is_finite_and_single(name):
 def test_same_seed_agrees_other_seed_differs(name):
     first, again, other = parts(built(name, 5)), parts(task(name, 5)), parts(built(name, 6))
     for key, tensor in first.items():
-        assert torch.equal(tensor, again[key]), key
-    changed = {key.split()[0] for key in first if not torch.equal(first[key], other[key])}
+        assert equal(name, key, tensor, again[key]), key
+    changed = {key.split()[0] for key in first if not equal(name, key, first[key], other[key])}
     assert changed >= set(SPLITS)
 
 
@@ -113,7 +132,8 @@ def test_global_random_state_is_neither_read_nor_moved(name):
     before = torch.get_rng_state()
     first = parts(task(name, 5))
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(first[key], tensor) for key, tensor in parts(built(name, 5)).items())
+    again = parts(built(name, 5))
+    assert all(equal(name, key, first[key], tensor) for key, tensor in again.items())
 
 
 def noise_std(own: Task) -> float:
@@ -148,6 +168,34 @@ def test_targets_are_truth_and_noise_as_stated(name):
     spread = ((truth * surprise.square()).sum(1) - entropy.square()).clamp(min=0).sum().sqrt()
     nll = surprise.gather(1, own.test.y[:, None])[:, 0]
     assert abs(float((nll - entropy).sum())) <= 4 * float(spread) + 1e-9
+
+
+@pytest.mark.parametrize("name", sorted(MAPS))
+def test_maps_are_drawn_from_what_is_known_of_each_pixel(name):
+    """As above, with 4 standard errors: of the mean and the standard deviation of all residuals of
+    a set, or of the number of pixels of each class and of the NLL of the known probabilities.
+    """
+    own = built(name, 3)
+    for split in SPLITS:
+        y = getattr(own, split).y
+        if not own.likelihood.classification:
+            z = (y - own.exact.mean[split]).double() / own.exact.noise[split]
+            assert y.shape == own.exact.mean[split].shape and z.numel() == y.numel()
+            assert abs(float(z.mean())) < 4 / z.numel() ** 0.5
+            assert float(z.std()) == pytest.approx(1, abs=4 / (2 * z.numel()) ** 0.5)
+            continue
+        probs = own.exact.probs[split].double()
+        assert probs.shape == (*y.shape, own.target_size)
+        probs, y = probs.flatten(0, -2), y.flatten()
+        assert (probs.sum(1) - 1).abs().max() < 1e-6  # of single numbers
+        excess = torch.nn.functional.one_hot(y, own.target_size) - probs
+        assert (excess.sum(0).abs() <= 4 * (probs * (1 - probs)).sum(0).sqrt()).all()
+        surprise = -probs.clamp(min=1e-300).log()
+        entropy = (probs * surprise).sum(1)
+        spread = ((probs * surprise.square()).sum(1) - entropy.square()).clamp(min=0).sum().sqrt()
+        nll = surprise.gather(1, y[:, None])[:, 0]
+        assert abs(float((nll - entropy).sum())) <= 4 * float(spread)
+        assert (own.exact.entropy(split).flatten() - entropy).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in TOYS if name not in NOT_TRUE])
