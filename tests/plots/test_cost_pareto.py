@@ -64,6 +64,13 @@ def test_filled_markers_are_the_pareto_front(timed):
     assert ax.get_xscale() == "log"
 
 
-def test_without_training_times_there_is_one_panel(digits_board):
-    display = plots.cost_pareto(digits_board)
-    assert [ax.get_xlabel()[:10] for ax in display.figure().axes] == ["prediction"]
+def panels(results) -> list[str]:
+    axes = plots.cost_pareto(compare(results)).figure().axes
+    return [ax.get_xlabel().partition(" time")[0] for ax in axes]
+
+
+def test_without_training_times_there_is_one_panel(digits_results):
+    """As of results whose fit was not timed; a fit that was timed has both."""
+    untimed = [r.replace(cost=r.cost._replace(train_seconds=None)) for r in digits_results]
+    assert panels(untimed) == ["prediction"]
+    assert panels(digits_results) == ["training", "prediction"]

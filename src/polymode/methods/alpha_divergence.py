@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core.checks import OnlyTensor, check_call, is_number
+from polymode.core.checks import OnlyTensor, check_call, is_number, shown
 
 _LEAST = 1e-30  # below, α times a difference may underflow; the loss is that of 0 to 1e-30
 
@@ -69,4 +69,4 @@ def alpha_loss(log_likelihoods_KN: OnlyTensor, alpha: float) -> Tensor:
 def check_alpha(who: str, alpha: float) -> None:
     """Refuse what is not a finite number of at least 0."""
     if not is_number(alpha) or alpha < 0:
-        raise ValueError(f"`alpha` of {who} must be finite and ≥ 0, got {alpha!r}")
+        raise ValueError(f"`alpha` of {who} must be finite and ≥ 0, got {shown(alpha)}")

@@ -153,7 +153,9 @@ def rows_of(
         rows = rows.to(x.device)
         xs.append((x[k] if batch.own else x).index_select(0, rows))
         ys.append((y[k] if batch.own else y).index_select(0, rows))
-        xs[k][:same], ys[k][:same] = xs[0][:same], ys[0][:same]
+        if k > 0 and same:
+            xs[k] = torch.cat([xs[0][:same], xs[k][same:]])
+            ys[k] = torch.cat([ys[0][:same], ys[k][same:]])
     return torch.stack(xs), torch.stack(ys)
 
 
